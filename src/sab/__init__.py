@@ -1,0 +1,8 @@
+"""Recurrent layers that remember: Sparse Attentive Backtracking (arXiv 1711.02326) for PyTorch."""
+
+from sab.config import SABConfig
+from sab.layers import SABGRU, SABLSTM, SABRNN
+from sab.state import Attention, SABState
+
+__all__ = ["SABGRU", "SABLSTM", "SABRNN", "Attention", "SABConfig", "SABState", "__version__"]
+__version__ = "0.1.0"

@@ -1,0 +1,60 @@
+"""SABConfig: every option of a layer's memory, validated once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sab.errors import ValueMistake, check_choice, check_int
+from sab.incorporations import INCORPORATIONS
+from sab.scorers import SCORERS
+from sab.weightings import WEIGHTINGS
+
+BACKENDS = ("auto", "reference")
+FORWARDS = ("sparse", "dense")
+
+
+@dataclass(frozen=True)
+class SABConfig:
+    """How a layer remembers, reads and backtracks."""
+
+    k_top: int = 10
+    """How many microstates a step may select; 0 makes the layer a plain RNN."""
+    k_att: int = 2
+    """Every k_att-th hidden state is kept as a microstate."""
+    k_trunc: int | None = 10
+    """How many steps back the gradient follows the recurrent chain; None cuts nowhere."""
+    scorer: str | Callable[[Tensor, Tensor], Tensor] = "mlp"
+    """How relevant a microstate is: a name, or a callable from (microstates [B, S, n], h [B, n]) to scores [B, S]."""
+    weighting: str = "softmax"
+    """How the selected scores become weights."""
+    forward: str = "sparse"
+    """Whether only the selected microstates enter the summary (sparse) or all of them do (dense)."""
+    incorporate: str = "add"
+    """How the summary enters the hidden state."""
+    attention_size: int | None = None
+    """Size d of the keys of the scorers `mlp` and `dot`; None means hidden_size."""
+    max_microstates: int | None = None
+    """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
+    backend: str = "auto"
+    """What computes the recurrence; `auto` takes the fastest that supports the configuration."""
+
+    def __post_init__(self) -> None:
+        check_int("k_top", self.k_top, 0)
+        check_int("k_att", self.k_att, 1)
+        check_int("k_trunc", self.k_trunc, 1, optional=True)
+        if not callable(self.scorer):
+            check_choice("scorer", self.scorer, SCORERS, also=", or a callable")
+        check_choice("weighting", self.weighting, WEIGHTINGS)
+        check_choice("forward", self.forward, FORWARDS)
+        check_choice("incorporate", self.incorporate, INCORPORATIONS)
+        check_int("attention_size", self.attention_size, 1, optional=True)
+        check_int("max_microstates", self.max_microstates, 1, optional=True)
+        check_choice("backend", self.backend, BACKENDS)
+        if self.forward == "dense" and not WEIGHTINGS[self.weighting].normalises_all:
+            dense = ", ".join(name for name, weighting in WEIGHTINGS.items() if weighting.normalises_all)
+            raise ValueMistake(
+                f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
+            )

@@ -1,0 +1,81 @@
+"""Mistakes of the caller: one sentence that names the option, what it may be and what was given.
+
+`ValueMistake` is a `ValueError`, `TypeMistake` a `TypeError`, so that Python code catches what it expects to;
+the command line catches `Mistake` alone, so that a bug in this library still shows its traceback.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, overload
+
+
+class Mistake(Exception):
+    """A mistake of the caller. `option` is the name of what was wrong, if one option was."""
+
+    def __init__(self, sentence: str, option: str | None = None):
+        super().__init__(sentence)
+        self.option = option
+
+
+class ValueMistake(Mistake, ValueError):
+    """The value is of the right type but not one of those that are allowed."""
+
+
+class TypeMistake(Mistake, TypeError):
+    """The value is of the wrong type."""
+
+
+@overload
+def check_int(option: str, value: Any, minimum: int) -> int: ...
+@overload
+def check_int(option: str, value: Any, minimum: int, optional: bool) -> int | None: ...
+def check_int(option: str, value: Any, minimum: int, optional: bool = False) -> int | None:
+    """`value` as an int of at least `minimum`, or None where that is allowed."""
+    if value is None and optional:
+        return None
+    allowed = f"a whole number of at least {minimum}" + (", or None" if optional else "")
+    if isinstance(value, bool):
+        raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option) from None
+    if number < minimum:
+        raise ValueMistake(f"{option} must be {allowed}; got {value!r}.", option)
+    return number
+
+
+def check_float(
+    option: str, value: Any, minimum: float | None = None, maximum: float | None = None, above: float | None = None
+) -> float:
+    """`value` as a finite float with minimum <= value <= maximum and value > above, where these are given."""
+    bounds = [f"of at least {minimum:g}"] if minimum is not None else []
+    bounds += [f"above {above:g}"] if above is not None else []
+    bounds += [f"at most {maximum:g}"] if maximum is not None else []
+    allowed = f"a finite number {' and '.join(bounds)}".strip()
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
+    number = float(value)
+    too_low = (minimum is not None and number < minimum) or (above is not None and number <= above)
+    if not math.isfinite(number) or too_low or (maximum is not None and number > maximum):
+        raise ValueMistake(f"{option} must be {allowed}; got {value!r}.", option)
+    return number
+
+
+def check_bool(option: str, value: Any) -> bool:
+    """`value`, which must be True or False."""
+    if not isinstance(value, bool):
+        raise TypeMistake(f"{option} must be True or False; got {value!r}.", option)
+    return value
+
+
+def check_choice(option: str, value: Any, allowed: Iterable[str], also: str = "") -> str:
+    """`value`, which must be one of the names `allowed`; `also` ends the sentence's list of what may be given."""
+    names = list(allowed)
+    if isinstance(value, str) and value in names:
+        return value
+    sentence = f"{option} must be one of {', '.join(names)}{also}; got {value!r}."
+    raise (ValueMistake if isinstance(value, str) else TypeMistake)(sentence, option)

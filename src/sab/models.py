@@ -1,0 +1,143 @@
+"""What gets trained: an encoder, SAB layers and a readout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sab.config import SABConfig
+from sab.errors import ValueMistake, check_choice, check_int
+from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
+from sab.state import Attention
+
+ENCODINGS = ("onehot", "scalar", "vector")
+LAYERS: dict[str, Any] = {
+    "lstm": SABLSTM,
+    "gru": SABGRU,
+    "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
+    "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
+}
+METHODS = ("sab", "bptt", "tbptt")
+READOUTS = ("hidden", "hidden+weights", "hidden+summary")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model: its cell, its memory and its readout."""
+
+    method: Literal["sab", "bptt", "tbptt"] = "sab"
+    """sab; or the paper's baselines without memory: full (bptt) and truncated (tbptt) backpropagation through time."""
+    cell: Literal["lstm", "gru", "rnn_tanh", "rnn_relu"] = "lstm"
+    """The recurrent cell."""
+    hidden_size: int = 128
+    """Size n of the hidden state."""
+    num_layers: int = 1
+    """How many layers are stacked."""
+    k_top: int = SABConfig.k_top
+    """How many microstates a step may select."""
+    k_att: int = SABConfig.k_att
+    """Every k_att-th hidden state is kept as a microstate."""
+    k_trunc: int | None = SABConfig.k_trunc
+    """How many steps back the gradient follows the chain; None cuts nowhere. bptt never cuts."""
+    scorer: Literal["affine", "affine_tanh", "mlp", "dot"] = "mlp"
+    """How relevant a microstate is."""
+    weighting: Literal["relu", "relu_norm", "softmax", "softmax_sink"] = "softmax"
+    """How the selected scores become weights."""
+    forward: Literal["sparse", "dense"] = "sparse"
+    """Whether only the selected microstates enter the summary (sparse) or all do (dense)."""
+    incorporate: Literal["add", "add_bounded", "concat"] = "add"
+    """How the summary enters the hidden state."""
+    attention_size: int | None = SABConfig.attention_size
+    """Size of the keys of the scorers mlp and dot; None means hidden_size."""
+    max_microstates: int | None = SABConfig.max_microstates
+    """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
+    readout: Literal["hidden", "hidden+weights", "hidden+summary"] = "hidden"
+    """What the output is made from: the hidden state alone, with the attention weights (the paper's equation 4), or
+    with the summary."""
+    backend: Literal["auto", "reference"] = "auto"
+    """What computes the recurrence."""
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        check_choice("cell", self.cell, LAYERS)
+        check_int("hidden_size", self.hidden_size, 1)
+        check_int("num_layers", self.num_layers, 1)
+        check_choice("readout", self.readout, READOUTS)
+        memory = self.memory()
+        if self.method == "tbptt" and self.k_trunc is None:
+            raise ValueMistake(
+                "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
+            )
+        if self.readout == "hidden+weights" and memory.forward == "dense":
+            raise ValueMistake(
+                "readout must be 'hidden' or 'hidden+summary' where forward is 'dense'; got 'hidden+weights'.",
+                "readout",
+            )
+
+    def memory(self) -> SABConfig:
+        """The options of the layers: a baseline is the same layer without its memory."""
+        return SABConfig(
+            k_top=self.k_top if self.method == "sab" else 0,
+            k_att=self.k_att,
+            k_trunc=None if self.method == "bptt" else self.k_trunc,
+            scorer=self.scorer,
+            weighting=self.weighting,
+            forward=self.forward,
+            incorporate=self.incorporate,
+            attention_size=self.attention_size,
+            max_microstates=self.max_microstates,
+            backend=self.backend,
+        )
+
+
+class SequenceModel(nn.Module):
+    """Encoder, SAB layers, readout; time first."""
+
+    def __init__(self, config: ModelConfig, *, encoding: str, input_size: int, output_size: int, steps: int):
+        """`encoding` tells what inputs are: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector`
+        takes [T, B, input_size]. `steps` is the length of the sequences it is trained on; the readout of weights
+        has a column for every microstate up to there, and longer sequences read nothing from later ones."""
+        super().__init__()
+        self.config = config
+        self.encoding = check_choice("encoding", encoding, ENCODINGS)
+        self.input_size = check_int("input_size", input_size, 1)
+        memory = config.memory()
+        layer_input = 1 if encoding == "scalar" else input_size
+        self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
+        self.readout = nn.Linear(config.hidden_size, output_size)
+        self.readout_attention: nn.Linear | None = None
+        if memory.k_top > 0 and config.readout != "hidden":
+            self._columns = steps // memory.k_att
+            size = self._columns if config.readout == "hidden+weights" else config.hidden_size
+            self.readout_attention = nn.Linear(max(size, 1), output_size, bias=False)
+
+    def forward(self, inputs: Tensor, hx: InitialState | None = None, *, return_attention: bool = False) -> Any:
+        """(outputs [T, B, output_size], state), and the layers' `Attention` where it is asked for."""
+        hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+        outputs = self.readout(hidden)
+        if self.readout_attention is not None:
+            outputs = outputs + self.readout_attention(self._read(attention))
+        return (outputs, state, attention) if return_attention else (outputs, state)
+
+    def _encode(self, inputs: Tensor) -> Tensor:
+        dtype = self.readout.weight.dtype
+        if self.encoding == "onehot":
+            return F.one_hot(inputs, self.input_size).to(dtype)
+        if self.encoding == "scalar":
+            return inputs.unsqueeze(-1).to(dtype)
+        return inputs.to(dtype)
+
+    def _read(self, attention: Attention) -> Tensor:
+        """What the readout sees of the last layer's attention."""
+        last = attention if self.config.num_layers == 1 else attention.map(lambda tensor: tensor[-1])
+        if self.config.readout == "hidden+summary":
+            return last.summary
+        in_range = (last.numbers >= 0) & (last.numbers < self._columns)
+        columns = torch.where(in_range, last.numbers, 0)
+        weights = torch.where(in_range, last.weights, 0.0)
+        empty = weights.new_zeros(*weights.shape[:-1], max(self._columns, 1))
+        return empty.scatter_add(-1, columns, weights)

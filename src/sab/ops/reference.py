@@ -1,0 +1,142 @@
+"""The definition: a plain loop over the steps of the specification; autograd does the backward.
+
+Every other backend is right when it equals this one, gradients included. Rows of a batch may differ in length and in
+the steps they have seen; what that decides (cuts, keeps, ends) is a mask over rows, held on the CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sab.cells import CELLS
+from sab.config import SABConfig
+from sab.errors import ValueMistake
+from sab.incorporations import INCORPORATIONS
+from sab.ops.types import LayerResult, LayerState, LayerWeights
+from sab.scorers import SCORERS, ScorerWeights
+from sab.state import Attention
+from sab.weightings import WEIGHTINGS
+
+
+def run(
+    x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> LayerResult:
+    """Run x [T, B, input_size] from `state`; row b ends after lengths[b] steps, or T where lengths is None."""
+    cell = CELLS[cell_name]
+    incorporation = INCORPORATIONS[config.incorporate]
+    h, c, microstates, keys, numbers, steps = state
+    x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
+    outputs, reads = [], []
+    for t, x_gates_t in enumerate(x_gates.unbind(0)):
+        seen = steps + t
+        goes_on = torch.ones_like(seen, dtype=torch.bool) if lengths is None else t < lengths
+
+        h_in, c_in = h, c
+        if config.k_trunc is not None:
+            cut = (seen > 0) & (seen % config.k_trunc == 0)
+            h_in = _where_rows(cut, h.detach(), h)
+            c_in = None if c is None else _where_rows(cut, c.detach(), c)
+
+        h_gates = F.linear(h_in, weights.w_hh, weights.b_hh).to(h.dtype)
+        h_new, c_new = cell.step(x_gates_t, h_gates, h_in, c_in)
+
+        read = _read(h_new, microstates, keys, numbers, weights.scorer, config)
+        if microstates.shape[1] > 0:
+            incorporated = incorporation.apply(
+                h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
+            ).to(h.dtype)
+            h_new = _where_rows(seen >= config.k_att, incorporated, h_new)  # else the macrostate is empty
+
+        keep = goes_on & ((seen + 1) % config.k_att == 0)
+        if config.k_top > 0 and keep.any():
+            number = torch.where(keep, (seen + 1) // config.k_att - 1, -1).to(h.device)
+            microstate = _where_rows(keep, h_new, torch.zeros_like(h_new))
+            key = _key(microstate, number, weights.scorer, config)
+            microstates = torch.cat([microstates, microstate.unsqueeze(1)], dim=1)
+            keys = torch.cat([keys, key.unsqueeze(1)], dim=1)
+            numbers = torch.cat([numbers, number.unsqueeze(1)], dim=1)
+
+        outputs.append(_where_rows(goes_on, h_new, torch.zeros_like(h_new)))
+        reads.append(read if goes_on.all() else _blank_rows(~goes_on, read))
+        h = _where_rows(goes_on, h_new, h)
+        c = None if c is None or c_new is None else _where_rows(goes_on, c_new, c)
+
+    steps = steps + (len(x) if lengths is None else lengths)
+    attention = Attention(
+        torch.stack([read.numbers for read in reads]),
+        torch.stack([read.weights for read in reads]),
+        torch.stack([read.summary for read in reads]),
+    )
+    return LayerResult(torch.stack(outputs), LayerState(h, c, microstates, keys, numbers, steps), attention)
+
+
+def _read(
+    h: Tensor, microstates: Tensor, keys: Tensor, numbers: Tensor, scorer: ScorerWeights, config: SABConfig
+) -> Attention:
+    """Score, select, weigh and sum up the microstates for the provisional hidden state h."""
+    batch, slots, _ = microstates.shape
+    k = min(config.k_top, slots)
+    if k == 0:
+        return Attention(
+            numbers.new_full((batch, config.k_top), -1), h.new_zeros(batch, config.k_top), torch.zeros_like(h)
+        )
+    scores = _score(h, microstates, keys, scorer, config)
+    selected = _select(scores, numbers, k)
+    valid = numbers.gather(1, selected) >= 0
+    weigh = WEIGHTINGS[config.weighting].weigh
+    if config.forward == "sparse":
+        weights = weigh(scores.gather(1, selected), valid)
+        read = microstates.gather(1, selected.unsqueeze(-1).expand(-1, -1, h.shape[-1]))
+        summary = (weights.unsqueeze(-1) * read).sum(1)
+    else:
+        has_gradient = torch.zeros_like(scores, dtype=torch.bool).scatter(1, selected, True)
+        scores = torch.where(has_gradient, scores, scores.detach())
+        read = torch.where(has_gradient.unsqueeze(-1), microstates, microstates.detach())
+        all_weights = weigh(scores, numbers >= 0)
+        summary = (all_weights.unsqueeze(-1) * read).sum(1)
+        weights = all_weights.gather(1, selected)
+    missing = config.k_top - k
+    chosen = numbers.gather(1, selected).masked_fill(~valid, -1)
+    return Attention(F.pad(chosen, (0, missing), value=-1), F.pad(weights, (0, missing)), summary)
+
+
+def _select(scores: Tensor, numbers: Tensor, k: int) -> Tensor:
+    """Slots of the k highest scores of each row, highest first; ties go to the older microstate."""
+    scores = scores.detach().masked_fill(numbers < 0, -torch.inf)
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+
+
+def _key(microstate: Tensor, number: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:
+    if callable(config.scorer):
+        return microstate[:, :0]  # a callable scores microstates themselves, nothing is cached
+    return SCORERS[config.scorer].key(scorer, microstate, number).to(microstate.dtype)
+
+
+def _score(h: Tensor, microstates: Tensor, keys: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:
+    if callable(config.scorer):
+        scores = config.scorer(microstates, h)
+        if scores.shape != microstates.shape[:2]:
+            expected = f"scores {list(microstates.shape[:2])}"
+            given = f"microstates {list(microstates.shape)} and h {list(h.shape)}"
+            raise ValueMistake(f"scorer must map {given} to {expected}; it gave {list(scores.shape)}.", "scorer")
+        return scores.to(h.dtype)
+    return SCORERS[config.scorer].score(scorer, keys, h).to(h.dtype)
+
+
+def _where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """`yes` in the rows of the mask, `no` in the others."""
+    if mask.all():
+        return yes
+    if not mask.any():
+        return no
+    return torch.where(mask.to(yes.device).unsqueeze(-1), yes, no)
+
+
+def _blank_rows(mask: Tensor, read: Attention) -> Attention:
+    """The read as if the rows of the mask had selected nothing."""
+    mask = mask.to(read.weights.device).unsqueeze(-1)
+    return Attention(
+        read.numbers.masked_fill(mask, -1), read.weights.masked_fill(mask, 0.0), read.summary.masked_fill(mask, 0.0)
+    )

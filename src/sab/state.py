@@ -1,0 +1,106 @@
+"""What a layer carries from one piece of a sequence to the next, and what it tells of its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _map(tensor: Tensor | None, function: Any) -> Any:
+    return None if tensor is None else function(tensor)
+
+
+@dataclass(frozen=True)
+class SABState:
+    """The state of a layer after some steps: passed back in, the layer continues exactly.
+
+    Unpacks like `torch.nn`'s state: `h, c = state` for an LSTM, `(h,) = state` for the other cells. The first
+    dimension counts layers and directions as `torch.nn.LSTM` does; for unbatched input there is no B.
+    Every microstate sits in a slot; a slot that a row does not use has number -1. Slots are in the order of age.
+    """
+
+    h: Tensor
+    """Hidden state, [layers * directions, B, n]."""
+    c: Tensor | None
+    """Cell state of an LSTM, as h; None for the other cells."""
+    microstates: Tensor
+    """The macrostate, [layers * directions, B, S, n]."""
+    keys: Tensor
+    """Each microstate's own part of its scores, [layers * directions, B, S, d]."""
+    numbers: Tensor
+    """Each microstate's number, from 0, [layers * directions, B, S]."""
+    steps: Tensor
+    """How many steps each row has seen, [B], int64, always on the CPU (like the lengths of a PackedSequence)."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield self.h
+        if self.c is not None:
+            yield self.c
+
+    def detach(self) -> SABState:
+        """The same state, through which no gradient flows."""
+        return self._replace_floats(lambda tensor: tensor.detach())
+
+    def to(self, *args: Any, **kwargs: Any) -> SABState:
+        """The state on another device or in another floating-point type; arguments as for `Tensor.to`."""
+        device = torch.empty(0, device=self.h.device).to(*args, **kwargs).device
+        moved = self._replace_floats(lambda tensor: tensor.to(*args, **kwargs))
+        return replace(moved, numbers=self.numbers.to(device))
+
+    def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
+        """The state of these rows of the batch, in this order; a row may be named more than once."""
+        if isinstance(rows, int):
+            rows = [rows]
+        if not isinstance(rows, slice):
+            rows = torch.as_tensor(rows)
+        index = rows if isinstance(rows, slice) else rows.to(self.h.device)
+        steps_index = rows if isinstance(rows, slice) else rows.cpu()
+        selected = self._replace_floats(lambda tensor: tensor[:, index])
+        return replace(selected, numbers=self.numbers[:, index], steps=self.steps[steps_index])
+
+    def _replace_floats(self, function: Any) -> SABState:
+        return replace(
+            self,
+            h=function(self.h),
+            c=_map(self.c, function),
+            microstates=function(self.microstates),
+            keys=function(self.keys),
+        )
+
+    def _with_batch(self) -> SABState:
+        """A state of unbatched input as that of a batch of one."""
+        batched = self._replace_floats(lambda tensor: tensor.unsqueeze(1))
+        return replace(batched, numbers=self.numbers.unsqueeze(1), steps=self.steps.unsqueeze(0))
+
+    def _without_batch(self) -> SABState:
+        unbatched = self._replace_floats(lambda tensor: tensor.squeeze(1))
+        return replace(unbatched, numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What each step selected; unpacks as `numbers, weights = attention`.
+
+    Shapes are those of the output with the last dimension replaced; where a layer has more than one layer or
+    direction, one more dimension, counted as in `SABState.h`, comes first.
+    """
+
+    numbers: Tensor
+    """Numbers of the selected microstates, highest score first, [T, B, k_top]; -1 where fewer were selected.
+    Microstate i is the hidden state of step (i + 1) * k_att, steps counted from 1."""
+    weights: Tensor
+    """Their weights, [T, B, k_top]; 0 where fewer were selected."""
+    summary: Tensor
+    """The weighted sum that was read, [T, B, n]; 0 where nothing was."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield self.numbers
+        yield self.weights
+
+    def map(self, function: Any) -> Attention:
+        """The same with `function` applied to each of its tensors."""
+        return Attention(function(self.numbers), function(self.weights), function(self.summary))
