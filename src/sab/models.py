@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sab.config import SABConfig
-from sab.errors import ValueMistake, check_choice, check_int
+from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, SABConfig
+from sab.errors import ValueMistake, check_choice, check_float, check_int
+from sab.incorporations import INCORPORATIONS
 from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
+from sab.scorers import SCORERS
 from sab.state import Attention
+from sab.weightings import WEIGHTINGS
 
 ENCODINGS = ("onehot", "scalar", "vector")
 LAYERS: dict[str, Any] = {
@@ -21,52 +24,66 @@ LAYERS: dict[str, Any] = {
     "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
     "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
 }
-METHODS = ("sab", "bptt", "tbptt")
-READOUTS = ("hidden", "hidden+weights", "hidden+summary")
+Method = Literal["sab", "bptt", "tbptt"]
+Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
+
+# The command line takes its choices from these types, and so from the registries.
+if TYPE_CHECKING:
+    CellName = ScorerName = WeightingName = ForwardName = IncorporationName = BackendName = str
+else:
+    CellName = Literal[tuple(LAYERS)]
+    ScorerName = Literal[tuple(SCORERS)]
+    WeightingName = Literal[tuple(WEIGHTINGS)]
+    ForwardName = Literal[tuple(FORWARDS)]
+    IncorporationName = Literal[tuple(INCORPORATIONS)]
+    BackendName = Literal[tuple(BACKENDS)]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The model: its cell, its memory and its readout."""
 
-    method: Literal["sab", "bptt", "tbptt"] = "sab"
+    method: Method = "sab"
     """sab; or the paper's baselines without memory: full (bptt) and truncated (tbptt) backpropagation through time."""
-    cell: Literal["lstm", "gru", "rnn_tanh", "rnn_relu"] = "lstm"
+    cell: CellName = "lstm"
     """The recurrent cell."""
     hidden_size: int = 128
     """Size n of the hidden state."""
     num_layers: int = 1
     """How many layers are stacked."""
+    input_scale: float = 1.0
+    """What the encoded inputs are multiplied by; large ones leave a mark on the microstates from the start."""
     k_top: int = SABConfig.k_top
     """How many microstates a step may select."""
     k_att: int = SABConfig.k_att
     """Every k_att-th hidden state is kept as a microstate."""
     k_trunc: int | None = SABConfig.k_trunc
     """How many steps back the gradient follows the chain; None cuts nowhere. bptt never cuts."""
-    scorer: Literal["affine", "affine_tanh", "mlp", "dot"] = "mlp"
+    scorer: ScorerName = DEFAULT_SCORER
     """How relevant a microstate is."""
-    weighting: Literal["relu", "relu_norm", "softmax", "softmax_sink"] = "softmax"
+    weighting: WeightingName = SABConfig.weighting
     """How the selected scores become weights."""
-    forward: Literal["sparse", "dense"] = "sparse"
+    forward: ForwardName = SABConfig.forward
     """Whether only the selected microstates enter the summary (sparse) or all do (dense)."""
-    incorporate: Literal["add", "add_bounded", "concat"] = "add"
+    incorporate: IncorporationName = SABConfig.incorporate
     """How the summary enters the hidden state."""
     attention_size: int | None = SABConfig.attention_size
     """Size of the keys of the scorers mlp and dot; None means hidden_size."""
     max_microstates: int | None = SABConfig.max_microstates
     """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
-    readout: Literal["hidden", "hidden+weights", "hidden+summary"] = "hidden"
+    readout: Readout = "hidden"
     """What the output is made from: the hidden state alone, with the attention weights (the paper's equation 4), or
     with the summary."""
-    backend: Literal["auto", "reference"] = "auto"
+    backend: BackendName = SABConfig.backend
     """What computes the recurrence."""
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, get_args(Method))
         check_choice("cell", self.cell, LAYERS)
         check_int("hidden_size", self.hidden_size, 1)
         check_int("num_layers", self.num_layers, 1)
-        check_choice("readout", self.readout, READOUTS)
+        check_float("input_scale", self.input_scale, above=0)
+        check_choice("readout", self.readout, get_args(Readout))
         memory = self.memory()
         if self.method == "tbptt" and self.k_trunc is None:
             raise ValueMistake(
@@ -124,12 +141,11 @@ class SequenceModel(nn.Module):
         return (outputs, state, attention) if return_attention else (outputs, state)
 
     def _encode(self, inputs: Tensor) -> Tensor:
-        dtype = self.readout.weight.dtype
         if self.encoding == "onehot":
-            return F.one_hot(inputs, self.input_size).to(dtype)
-        if self.encoding == "scalar":
-            return inputs.unsqueeze(-1).to(dtype)
-        return inputs.to(dtype)
+            inputs = F.one_hot(inputs, self.input_size)
+        elif self.encoding == "scalar":
+            inputs = inputs.unsqueeze(-1)
+        return inputs.to(self.readout.weight.dtype) * self.config.input_scale
 
     def _read(self, attention: Attention) -> Tensor:
         """What the readout sees of the last layer's attention."""

@@ -1,0 +1,9 @@
+"""`python -m sab` is the command `sab`."""
+
+from __future__ import annotations
+
+import sys
+
+from sab.cli import main
+
+sys.exit(main())

@@ -1,0 +1,280 @@
+"""The command `sab`: parses, calls, prints.
+
+What the user got wrong is told in one sentence on stderr, with exit status 2; a bug shows its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+from sab import __version__
+from sab.errors import Mistake, ValueMistake, check_choice
+
+EXTRAS = {"tyro": "train", "rich": "train", "safetensors": "train", "tensorboard": "train", "matplotlib": "report"}
+POSITIONAL = ("run", "task")
+DONE, DIVERGED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
+
+
+def _say_missing(error: ModuleNotFoundError) -> int:
+    """Tells which extra would have installed a package; any other missing module is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error
+    print(f"sab: {package} is missing; install it with: pip install 'sab[{EXTRAS[package]}]'", file=sys.stderr)
+    return MISTAKEN
+
+
+try:
+    import tyro
+    from rich.console import Console
+
+    from sab.models import ModelConfig
+    from sab.tasks import TASKS, Split, Task
+    from sab.training import Run, RunConfig, TrainConfig, evaluate
+    from sab.training import train as train_model
+    from sab.training.checkpoint import load_model
+    from sab.training.config import Device, resolve_device
+    from sab.training.files import writing
+    from sab.training.progress import progress_for, show_headline, show_seconds
+except ModuleNotFoundError as error:
+    sys.exit(_say_missing(error))
+
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+@dataclass(frozen=True)
+class TrainOptions(Generic[TaskT]):
+    """Train a model on a task into a folder: configuration, metrics, checkpoint, result."""
+
+    task: TaskT
+    model: ModelConfig
+    training: TrainConfig
+    out: Path | None = None
+    """Folder of the run; None makes a name below runs/ from the options."""
+    resume: bool = False
+    """Go on with the run in that folder; options that are not given are then the run's own."""
+
+    @property
+    def config(self) -> RunConfig:
+        return RunConfig(self.task, self.model, self.training)
+
+    @property
+    def folder(self) -> Path:
+        return self.config.default_out() if self.out is None else self.out
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a model on a task."""
+    names = ", ".join(TASKS)
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: sab train TASK [OPTIONS]\n\nTASK is one of {names}; `sab train TASK --help` shows its options.")
+        return DONE
+    if not arguments:
+        raise ValueMistake(f"task must be one of {names}; got none.", "task")
+    name, *rest = arguments
+    check_choice("task", name, TASKS)
+    options = _parse_training(name, rest, RunConfig.default(TASKS[name]()))
+    if options.resume:
+        stored = Run.open(options.folder, "out").config
+        check_choice("task", name, [stored.task.name])
+        options = replace(_parse_training(name, rest, stored), out=options.folder)
+    console = Console()
+    label = f"{options.task.name} {options.model.method}"
+    result = train_model(
+        options.task,
+        options.model,
+        options.training,
+        options.folder,
+        options.resume,
+        progress_for(console, label),
+    )
+    print(f"{result.message[0].upper()}{result.message[1:]}")
+    if result.status == "interrupted":
+        print(f"Resume with: sab train {name} --out {shlex.quote(str(options.folder))} --resume")
+        return INTERRUPTED
+    print(f"On unseen data: {show_headline(options.task.headline, result.metrics)}.")
+    print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
+    return DIVERGED if result.status == "diverged" else DONE
+
+
+def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:
+    """The options, where those that are not given are as in `default`."""
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(
+                TrainOptions[type(default.task)],
+                args=arguments,
+                prog=f"sab train {name}",
+                default=TrainOptions(default.task, default.model, default.training),
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as stop:
+        # tyro has put a dataclass's own complaint into a box and into its own words; the sentence itself is clearer.
+        cause = stop.__context__
+        while cause is not None:
+            if isinstance(cause, Mistake):
+                raise cause from None
+            cause = cause.__context__
+        sys.stderr.write(told.getvalue())
+        raise
+
+
+def evaluate_run(
+    run: RunFolder,
+    split: Split = "test",
+    batches: int | None = None,
+    length: int | None = None,
+    device: Device = "auto",
+) -> int:
+    """Evaluate the newest checkpoint of a run.
+
+    Args:
+        run: Folder of the run.
+        split: Which data to evaluate on.
+        batches: How many batches to take; None means as many as in training.
+        length: Length of the task's sequences; None means the one trained on.
+        device: Where to evaluate; auto takes CUDA where there is one.
+    """
+    opened = Run.open(run)
+    task = opened.config.task
+    if length is not None:
+        if "length" not in task.options():
+            raise ValueMistake(
+                f"length must not be given for task {task.name}, which has none; got {length}.", "length"
+            )
+        task = replace(task, length=length)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    model = load_model(opened, resolve_device(device))
+    for metric, value in evaluate(model, task, opened.config.training, split, batches).items():
+        print(f"{metric} {value:.6g}")
+    return DONE
+
+
+def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:
+    """Draw a run's learning curve and, where it has a memory, its attention.
+
+    Args:
+        run: Folder of the run.
+        out: Folder for the pictures; None means that of the run.
+    """
+    from sab.report.figures import attention_map, learning_curves, save  # matplotlib takes a while to import
+
+    opened = Run.open(run)
+    folder = run if out is None else out
+    figures = {"learning_curve.png": learning_curves({opened.config.model.method: opened})}
+    if opened.config.model.memory().k_top > 0:
+        figures["attention.png"] = attention_map(opened)
+    with writing(folder, "out"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        save(figure, folder / name)
+        print(folder / name)
+    return DONE
+
+
+def info(run: RunFolder) -> int:
+    """Tell what a run is and how far it has come.
+
+    Args:
+        run: Folder of the run.
+    """
+    opened = Run.open(run)
+    result, evaluations = opened.result(), opened.evaluations()
+    facts = dict(opened.config.options())
+    if result is not None:
+        facts |= {"status": result.status, "ended": result.message, "solved_at": result.solved_at}
+        facts |= {"wall_time": show_seconds(result.wall_time), "trained_on": result.device, "commit": result.commit}
+        facts |= {f"test {metric}": value for metric, value in result.metrics.items()}
+    else:
+        facts["status"] = "not at its end"
+    if evaluations:
+        facts["last evaluation"] = f"iteration {evaluations[-1]['step']}"
+        facts |= {f"valid {metric}": value for metric, value in evaluations[-1]["metrics"].items()}
+    width = max(map(len, facts))
+    for fact, value in facts.items():
+        print(f"{fact:{width}}  {value}")
+    return DONE
+
+
+def tasks() -> int:
+    """List the tasks."""
+    for name, task in TASKS.items():
+        print(f"{name:{max(map(len, TASKS))}}  {task.summary}")
+    return DONE
+
+
+def demo(out: Path | None = None, seed: int = 0) -> int:
+    """Train SAB and truncated backpropagation side by side on a problem that only one of them can learn.
+
+    Args:
+        out: Folder for the two runs and the pictures; None means runs/demo-seed<seed>.
+        seed: What the data and the initial weights depend on.
+    """
+    from sab.experiments.demo import demo as run_demo  # matplotlib takes a while to import
+
+    folder = Path(f"runs/demo-seed{seed}") if out is None else out
+    results = run_demo(folder, seed, console=Console())
+    if any(result.status == "interrupted" for result in results.values()):
+        print(f"Interrupted. Go on with: sab demo --out {shlex.quote(str(folder))} --seed {seed}")
+        return INTERRUPTED
+    print(f"Pictures: {folder / 'attention.png'}, {folder / 'curves.png'}")
+    print(f"Runs: {folder / 'sab'}, {folder / 'tbptt'}")
+    return DONE
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "eval": evaluate_run,
+    "plot": plot,
+    "info": info,
+    "tasks": tasks,
+    "demo": demo,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line, by default that of the process; gives the exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return _dispatch(arguments)
+    except Mistake as mistake:
+        print(f"sab: {_with_flag(mistake)}", file=sys.stderr)
+        return MISTAKEN
+    except ModuleNotFoundError as error:
+        return _say_missing(error)
+    except KeyboardInterrupt:
+        print("sab: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: sab COMMAND [OPTIONS]\n")
+        for name, command in COMMANDS.items():
+            print(f"  {name:8}{(command.__doc__ or '').splitlines()[0]}")
+        print("\n`sab COMMAND --help` shows a command's options, `sab --version` the version.")
+        return DONE if arguments else MISTAKEN
+    name, *rest = arguments
+    if name == "--version":
+        print(f"sab {__version__}")
+        return DONE
+    check_choice("command", name, COMMANDS)
+    return train(rest) if name == "train" else tyro.cli(COMMANDS[name], args=rest, prog=f"sab {name}")
+
+
+def _with_flag(mistake: Mistake) -> str:
+    """The sentence, with the option spelled as it is on the command line."""
+    sentence, option = str(mistake), mistake.option
+    if option is None or option == "command":
+        return sentence
+    flag = option.upper() if option in POSITIONAL else "--" + option.replace("_", "-")
+    return re.sub(rf"(?<![\w-]){re.escape(option)}(?![\w-])", flag, sentence, count=1)

@@ -1,0 +1,1 @@
+"""Experiments: what is trained to show something."""

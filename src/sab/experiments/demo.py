@@ -1,0 +1,81 @@
+"""The demonstration: a dependency that truncated backpropagation cannot learn and attentive backtracking can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sab.models import ModelConfig
+from sab.report.figures import attention_map, learning_curves, save
+from sab.tasks import Copying
+from sab.training import Result, Run, TrainConfig, train
+from sab.training.progress import progress_for, show_seconds
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained: small enough for two CPU cores, with a dependency several times longer than k_trunc."""
+
+    task: Copying
+    model: ModelConfig
+    training: TrainConfig
+
+
+RECIPE = Recipe(
+    Copying(length=30),
+    ModelConfig(hidden_size=64, k_top=5, k_trunc=5, scorer="mlp", weighting="softmax", incorporate="add_bounded"),
+    TrainConfig(
+        iterations=4_000, batch_size=32, lr=4e-3, eval_every=100, checkpoint_every=100, stop_at=0.995, device="cpu"
+    ),
+)
+LABELS = {"sab": "SAB", "tbptt": "truncated BPTT"}
+
+
+def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | None = None) -> dict[str, Result]:
+    """Trains SAB until it solves the task, then truncated backpropagation for as long, and shows the two side by side.
+
+    Both runs and two pictures go to `out`. What is there already from the same recipe and seed is not trained again,
+    so that a demonstration that was interrupted goes on.
+    """
+    console = console or Console()
+    training = replace(recipe.training, seed=seed)
+    results: dict[str, Result] = {}
+    for method, label in LABELS.items():
+        path = out / method
+        results[method] = train(
+            recipe.task,
+            replace(recipe.model, method=method),
+            training,
+            path,
+            resume=path.exists(),
+            progress=progress_for(console, label),
+        )
+        if results[method].status == "interrupted":
+            return results
+        training = replace(training, iterations=results["sab"].iterations)
+    save(learning_curves({label: Run.open(out / method) for method, label in LABELS.items()}), out / "curves.png")
+    save(attention_map(Run.open(out / "sab")), out / "attention.png")
+    console.print(_table(recipe, results))
+    return results
+
+
+def _table(recipe: Recipe, results: dict[str, Result]) -> Table:
+    headline, dependency, k_trunc = recipe.task.headline, recipe.task.dependency, recipe.model.k_trunc
+    table = Table(title=f"copying: repeat digits seen {dependency} steps ago, chain cut every {k_trunc}")
+    table.add_column("")
+    for column in (headline.label, "iterations", "time", "dependency / k_trunc"):
+        table.add_column(column, justify="right")
+    for label, result in zip(LABELS.values(), results.values(), strict=True):
+        value = result.metrics[headline.metric]
+        table.add_row(
+            label,
+            "not finite" if value is None else headline.show(value),
+            f"{result.iterations:,}",
+            show_seconds(result.wall_time),
+            f"{dependency} / {k_trunc}",
+        )
+    table.add_row("chance", headline.show(headline.chance), style="dim")
+    return table

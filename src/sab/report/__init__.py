@@ -1,0 +1,1 @@
+"""Pictures of run folders; needs the extra `report`."""

@@ -1,0 +1,125 @@
+"""Figures: learning curves of runs, and where a model's attention goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import cycle
+from math import ceil
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from torch import Tensor
+
+from sab.errors import ValueMistake
+from sab.training.checkpoint import load_model
+from sab.training.config import resolve_device
+from sab.training.files import replacing
+from sab.training.run import Run
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, which people with any kind of colour vision can tell apart."""
+DPI = 160
+
+
+def learning_curves(runs: Mapping[str, Run]) -> Figure:
+    """The training loss and the headline metric of one run or several of one task, by label, over the iterations."""
+    headline = next(iter(runs.values())).config.task.headline
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (label, run), colour in zip(runs.items(), cycle(COLOURS), strict=False):
+        lines = run.evaluations()
+        if not lines:
+            raise ValueMistake(
+                f"{str(run.path)!r} must hold evaluations to be plotted; its metrics.jsonl has none yet."
+            )
+        steps = [line["step"] for line in lines]
+        # Few points are shown as points, since a line through one is none.
+        style = {"color": colour, "label": label, "linewidth": 2, "marker": "o" if len(lines) < 10 else None}
+        left.plot(steps, [line["loss"] for line in lines], **style)
+        right.plot(steps, [line["metrics"][headline.metric] for line in lines], **style)
+    _use_log_scale(left)
+    left.set(ylabel="training loss")
+    right.axhline(headline.chance, color="0.45", linestyle=":", linewidth=1.5, label="chance")
+    right.set(ylabel=headline.label)
+    if headline.spec.endswith("%"):
+        right.set(ylim=(-0.02, 1.02))
+        right.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        _use_log_scale(right)
+    for axes in (left, right):
+        axes.set_xlabel("iteration")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        axes.set_xlim(left=0)
+        axes.grid(color="0.92")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def attention_map(run: Run) -> Figure:
+    """Rows are the attending steps, columns the attended microstates by their time step: a heat map for each layer."""
+    weights = mean_attention(run)
+    task, k_att = run.config.task, run.config.model.k_att
+    rows, columns = weights.shape[1:]
+    height = min(max(0.26 * rows, 2.2), 5.0)
+    figure = Figure(figsize=(10, 1.1 + height * len(weights)), layout="constrained")
+    panels = figure.subplots(len(weights), 1, squeeze=False)[:, 0]
+    largest = weights.nan_to_num().max().item()
+    first, last = task.attending_steps[0], task.attending_steps[-1]
+    # In time steps, so that the ticks are; a column is as wide as the steps between two microstates.
+    extent = (k_att / 2, (columns + 0.5) * k_att, last + 0.5, first - 0.5)
+    for layer, (axes, panel) in enumerate(zip(panels, weights, strict=True)):
+        axes.set_facecolor("0.88")
+        axes.imshow(
+            panel.numpy(), aspect="auto", cmap="Blues", vmin=0.0, vmax=largest, extent=extent, interpolation="nearest"
+        )
+        axes.yaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
+        axes.set_xticks(range(k_att, columns * k_att + 1, k_att * ceil(columns / 20)))
+        axes.set_ylabel("attending step" if len(weights) == 1 else f"attending step, layer {layer + 1}")
+    panels[-1].set_xlabel("time step of the attended microstate (grey: not kept yet)")
+    panels[0].set_title(f"{task.name}: mean attention weight over a batch", loc="left", fontsize=11)
+    figure.colorbar(panels[0].images[0], ax=list(panels), label="weight", pad=0.01, fraction=0.03)
+    return figure
+
+
+def mean_attention(run: Run) -> Tensor:
+    """Attention weights averaged over a test batch, [layers, attending steps, microstates]; NaN before one exists."""
+    config, task, training = run.config, run.config.task, run.config.training
+    k_att, k_top = config.model.k_att, config.model.memory().k_top
+    if k_top == 0:
+        raise ValueMistake(f"{str(run.path)!r} must be a run of a model with a memory; it has none (k_top is 0).")
+    if task.steps <= k_att:
+        raise ValueMistake(f"{str(run.path)!r} must have sequences longer than k_att; they have {task.steps} steps.")
+    device = resolve_device("auto")
+    inputs, _ = task.batch(training.seed, 0, training.batch_size, "test", device, training.dtype)
+    with torch.no_grad():
+        _, _, attention = load_model(run, device)(inputs, return_attention=True)
+    last = task.attending_steps[-1]
+    columns = (last - 1) // k_att
+    numbers, selected = attention.numbers.cpu(), attention.weights.cpu()
+    none = columns  # a column of its own for slots that selected nothing
+    full = selected.new_zeros(*selected.shape[:-1], columns + 1)
+    full.scatter_add_(-1, torch.where(numbers < 0, none, numbers), selected)
+    mean = full[..., :none].mean(-2).reshape(config.model.num_layers, task.steps, columns)
+    attending = torch.tensor(task.attending_steps)
+    kept_at = (torch.arange(columns) + 1) * k_att
+    return mean[:, attending - 1].masked_fill(kept_at >= attending[:, None], float("nan"))
+
+
+def _use_log_scale(axes: Axes) -> None:
+    """A logarithmic axis with labels such as 0.2, where the default writes powers of ten and may write none."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG in one move."""
+    with replacing(path, "out") as temporary:
+        FigureCanvasAgg(figure)
+        figure.savefig(temporary, format="png", dpi=DPI)

@@ -1,0 +1,74 @@
+"""TrainConfig: how a model is trained, validated once, here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from sab.errors import ValueMistake, check_choice, check_float, check_int
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["float32", "float64", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how fast and on what a model is trained."""
+
+    iterations: int = 10_000
+    """How many batches to train on."""
+    batch_size: int = 64
+    """How many sequences a batch has, in training and in evaluation."""
+    lr: float = 1e-3
+    """Learning rate of Adam."""
+    clip: float | None = 1.0
+    """Largest norm of the gradient, which is scaled down to it; None clips nothing."""
+    seed: int = 0
+    """What the data and the initial weights depend on."""
+    device: Device = "auto"
+    """Where to train; auto takes CUDA where there is one."""
+    precision: Precision = "float32"
+    """Type of the numbers; bfloat16 is autocast, with weights in float32."""
+    threads: int | None = None
+    """How many CPU threads torch may use; None leaves that to torch."""
+    eval_every: int = 500
+    """How many iterations lie between two evaluations."""
+    eval_batches: int = 10
+    """How many unseen batches an evaluation takes its means over."""
+    checkpoint_every: int = 500
+    """How many iterations lie between two checkpoints."""
+    stop_at: float | None = None
+    """Stop at the first evaluation whose headline metric is as good as this; None trains to the end."""
+
+    def __post_init__(self) -> None:
+        check_int("iterations", self.iterations, 1)
+        check_int("batch_size", self.batch_size, 1)
+        check_float("lr", self.lr, above=0)
+        if self.clip is not None:
+            check_float("clip", self.clip, above=0)
+        check_int("seed", self.seed, 0)
+        check_choice("device", self.device, get_args(Device))
+        check_choice("precision", self.precision, get_args(Precision))
+        check_int("threads", self.threads, 1, optional=True)
+        check_int("eval_every", self.eval_every, 1)
+        check_int("eval_batches", self.eval_batches, 1)
+        check_int("checkpoint_every", self.checkpoint_every, 1)
+        if self.stop_at is not None:
+            check_float("stop_at", self.stop_at)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights and of whatever is computed outside autocast."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device that an option `device` stands for on this machine."""
+    check_choice("device", device, get_args(Device))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueMistake("device must be auto or cpu on a machine without a CUDA device; got 'cuda'.", "device")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)

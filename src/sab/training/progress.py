@@ -1,0 +1,114 @@
+"""What a person sees of a run while it trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.progress import Task as Bar
+from rich.table import Column
+from rich.text import Text
+
+from sab.tasks import Headline
+
+
+class Progress:
+    """Hears what a run does; this one, which the others derive from, keeps it to itself."""
+
+    def begin(self, headline: Headline, step: int, iterations: int) -> None:
+        """The run starts, or goes on, after `step` of its `iterations`."""
+
+    def iteration(self, step: int, loss: float) -> None:
+        """An update was made."""
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        """An evaluation was written to metrics.jsonl as `line`."""
+
+    def end(self) -> None:
+        """The run makes no further update."""
+
+
+class Lines(Progress):
+    """A line for every evaluation."""
+
+    def __init__(self, console: Console, label: str):
+        self._console = console
+        self._label = label
+
+    def begin(self, headline: Headline, step: int, iterations: int) -> None:
+        self._headline = headline
+        self._iterations = iterations
+        self._print(f"{self._label}: iterations {step} to {iterations}")
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        step, speed = line["step"], line["iterations_per_second"]
+        self._print(
+            f"{step:>{len(str(self._iterations))}}/{self._iterations}  loss {line['loss']:.4f}  "
+            f"{show_headline(self._headline, line['metrics'])}  gradient norm {line['grad_norm']:.2f}  "
+            f"{speed:.1f} it/s  {show_seconds((self._iterations - step) / speed)} left"
+        )
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+class Live(Progress):
+    """A bar that moves, with the loss, the headline metric, the speed and the time left."""
+
+    def __init__(self, console: Console, label: str):
+        self._label = label
+        self._bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("[cyan]{task.fields[headline]}"),
+            _Speed(Column(no_wrap=True)),
+            TimeRemainingColumn(),
+            console=console,
+        )
+
+    def begin(self, headline: Headline, step: int, iterations: int) -> None:
+        self._headline = headline
+        self._bar = self._bars.add_task(
+            self._label, total=iterations, completed=step, loss="…", headline=f"{headline.short} …"
+        )
+        self._bars.start()
+
+    def iteration(self, step: int, loss: float) -> None:
+        self._bars.update(self._bar, completed=step, loss=f"{loss:.4f}")
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        self._bars.update(self._bar, headline=show_headline(self._headline, line["metrics"], self._headline.short))
+
+    def end(self) -> None:
+        self._bars.stop()
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Bar) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("… it/s" if speed is None else f"{speed:.1f} it/s")
+
+
+def progress_for(console: Console, label: str) -> Progress:
+    """A live display on a terminal, plain lines anywhere else."""
+    return Live(console, label) if console.is_terminal else Lines(console, label)
+
+
+def show_headline(headline: Headline, metrics: dict[str, float | None], name: str | None = None) -> str:
+    """The headline metric with its name, by default the full one."""
+    value = metrics.get(headline.metric)
+    return f"{name or headline.label} {'not finite' if value is None else headline.show(value)}"
+
+
+def show_seconds(seconds: float) -> str:
+    """A duration as people say it: 12 s, 3:20 min, 1:02 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"

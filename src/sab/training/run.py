@@ -1,0 +1,249 @@
+"""A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from sab import __version__
+from sab.errors import Mistake, ValueMistake, check_choice
+from sab.models import ModelConfig, SequenceModel
+from sab.tasks import TASKS, Task
+from sab.training.config import TrainConfig
+from sab.training.files import write_text, writing
+
+FREE_ON_RESUME = ("iterations", "threads", "checkpoint_every")
+"""Options that may change when a run is resumed: none of them changes what an iteration computes."""
+
+Status = Literal["finished", "solved", "diverged", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run's numbers follow from."""
+
+    task: Task
+    model: ModelConfig
+    training: TrainConfig
+
+    @classmethod
+    def default(cls, task: Task) -> RunConfig:
+        """The defaults, with what the task's recipe says instead."""
+
+        def chosen(config: type) -> dict[str, Any]:
+            names = {field.name for field in fields(config)}
+            return {option: value for option, value in task.recipe.items() if option in names}
+
+        return cls(task, ModelConfig(**chosen(ModelConfig)), TrainConfig(**chosen(TrainConfig)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": {"name": self.task.name, **self.task.options()},
+            "model": asdict(self.model),
+            "training": asdict(self.training),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Any) -> RunConfig:
+        """The inverse of `to_json`; whatever is not its output raises KeyError, TypeError or a mistake."""
+        options = dict(stored["task"])
+        name = check_choice("task", options.pop("name"), TASKS)
+        return cls(TASKS[name](**options), ModelConfig(**stored["model"]), TrainConfig(**stored["training"]))
+
+    def options(self) -> dict[str, Any]:
+        """Every option by the name that the command line knows it by."""
+        return {"task": self.task.name, **self.task.options(), **asdict(self.model), **asdict(self.training)}
+
+    def difference(self, other: RunConfig) -> str | None:
+        """Name of the first option that makes the two compute something else, if one does."""
+        mine, others = self.options(), other.options()
+        for option in (*mine, *others):
+            if option not in FREE_ON_RESUME and mine.get(option) != others.get(option):
+                return option
+        return None
+
+    def build_model(self, device: torch.device) -> SequenceModel:
+        """The model with fresh weights, from torch's random state."""
+        task = self.task
+        model = SequenceModel(
+            self.model,
+            encoding=task.encoding,
+            input_size=task.input_size,
+            output_size=task.output_size,
+            steps=task.steps,
+        )
+        return model.to(device, self.training.dtype)
+
+    def default_out(self) -> Path:
+        """The folder of a run that nobody chose one for."""
+        model = f"{self.model.method}-{self.model.cell}{self.model.hidden_size}"
+        return Path("runs") / f"{self.task.label}-{model}-seed{self.training.seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; `result.json` holds the same."""
+
+    status: Status
+    message: str
+    """The same in a sentence."""
+    iterations: int
+    """How many updates the weights have seen."""
+    solved_at: int | None
+    """The first evaluation, by its iteration, that reached `stop_at` or, without one, what the task calls solved."""
+    metrics: dict[str, float | None]
+    """The final weights' metrics on the test split; None stands for NaN and infinity."""
+    wall_time: float
+    """Seconds of training and evaluation, over all resumptions."""
+    device: str
+    versions: dict[str, str]
+    commit: str | None
+    """Git commit of the sab package, where it is one's own checkout."""
+
+
+class Run:
+    """The folder of one run. `create` and `open` are the ways to get one."""
+
+    def __init__(self, path: Path, config: RunConfig):
+        self.path = path
+        self.config = config
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> Run:
+        """Makes the folder, which must not hold anything yet."""
+        with writing(path, "out"):
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                holds = "a run" if (path / "config.json").exists() else "files"
+                raise ValueMistake(
+                    f"out {str(path)!r} already holds {holds}; resume it (--resume, or resume=True from Python) "
+                    "or choose another folder.",
+                    "out",
+                )
+            run = cls(path, config)
+            run._write_config()
+        return run
+
+    @classmethod
+    def open(cls, path: Path, option: str = "run") -> Run:
+        """The run that a folder holds; `option` is what the caller's user knows the folder by."""
+        wanted = f"{option} {str(path)!r} must be the folder of a run"
+        if not path.is_dir():
+            raise ValueMistake(f"{wanted}; there is no such folder.", option)
+        if not (path / "config.json").is_file():
+            raise ValueMistake(f"{wanted}; it holds no config.json.", option)
+        try:
+            config = RunConfig.from_json(_read_json(path / "config.json"))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, Mistake) else f"{type(error).__name__} {error}"
+            raise ValueMistake(f"{wanted}; its config.json is not one: {reason.rstrip('.')}.", option) from error
+        return cls(path, config)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoint"
+
+    def check_resumable(self, config: RunConfig) -> None:
+        """Whether the run can go on with `config`: it may differ only where that changes nothing computed so far."""
+        option = self.config.difference(config)
+        if option is not None:
+            stored, given = self.config.options().get(option), config.options().get(option)
+            raise ValueMistake(f"{option} must be {stored!r} to resume {str(self.path)!r}; got {given!r}.", option)
+        stored, given = self.config.training.iterations, config.training.iterations
+        if given < stored:
+            raise ValueMistake(
+                f"iterations must be at least {stored} to resume {str(self.path)!r}; got {given}.", "iterations"
+            )
+
+    def rewind(self, step: int, config: RunConfig) -> None:
+        """Goes back to `step`, and on with `config`.
+
+        What was logged after that step is dropped, and so is an evaluation off schedule: it marked an end that is
+        none any more.
+        """
+        every = config.training.eval_every
+        kept = [line for line in self.evaluations() if line["step"] <= step and line["step"] % every == 0]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        (self.path / "result.json").unlink(missing_ok=True)
+        self.config = config
+        self._write_config()
+
+    def log(self, evaluation: dict[str, Any]) -> None:
+        """Adds a line to metrics.jsonl."""
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(evaluation, allow_nan=False) + "\n")
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last one that a crash cut short does not count."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            evaluations = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; {error}.") from error
+        for number, evaluation in enumerate(evaluations, start=1):
+            if not isinstance(evaluation, dict) or not evaluation.keys() >= {"step", "loss", "metrics"}:
+                raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; line {number} is none.")
+        return evaluations
+
+    def finish(self, result: Result) -> None:
+        """Writes result.json."""
+        write_text(self.path / "result.json", json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
+
+    def result(self) -> Result | None:
+        """How the run ended, if it has."""
+        path = self.path / "result.json"
+        if not path.is_file():
+            return None
+        try:
+            return Result(**_read_json(path))
+        except (TypeError, ValueError) as error:
+            raise ValueMistake(f"{str(path)!r} must be the result of a run; {error}.") from error
+
+    def _write_config(self) -> None:
+        write_text(self.path / "config.json", json.dumps(self.config.to_json(), indent=2) + "\n", "out")
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float | None]:
+    """The metrics in a form that JSON can hold: None for NaN and infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """What else a number may depend on: the fields `device`, `versions` and `commit` of a result."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    versions = {"sab": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    versions["python"] = platform.python_version()
+    return {"device": f"{device.type} ({name})", "versions": versions, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """The commit that this file belongs to; an installation inside somebody else's repository belongs to none."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
+        described = subprocess.run(
+            [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,455 @@
+"""The command line end to end, in this process where that is enough and in one of its own where it is not."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sab
+from sab import cli
+from sab.experiments import demo as demo_module
+from sab.experiments.demo import RECIPE, demo
+from sab.models import ModelConfig
+from sab.tasks import TASKS, Adding, Copying
+from sab.training import Run
+from sab.training.run import Result
+
+TINY = ["--hidden-size", "6", "--k-top", "2", "--k-trunc", "4", "--batch-size", "3"]
+TINY += ["--iterations", "6", "--eval-every", "3", "--eval-batches", "1", "--threads", "1"]
+COPYING = ["train", "copying", "--length", "2", *TINY]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str | Path) -> int:
+    """The exit status of a command."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:  # tyro's own way out, for --help and for what it cannot parse
+        return int(stop.code or 0)
+
+
+def mistake(capsys: Capture, *arguments: str | Path) -> str:
+    """The one sentence that a wrong command gets."""
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("sab: ")
+    assert told.err.count("\n") == 1
+    assert "Traceback" not in told.err
+    return told.err.removeprefix("sab: ").rstrip("\n")
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-m", "sab", *arguments], env=environment, capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.fixture
+def trained(capsys: Capture) -> Path:
+    assert run(*COPYING, "--out", "trained") == 0
+    capsys.readouterr()
+    return Path("trained")
+
+
+def test_help_and_version(capsys: Capture) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"sab {sab.__version__}\n"
+    assert run("--help") == 0
+    told = capsys.readouterr().out
+    assert all(f"  {command} " in told for command in cli.COMMANDS)
+    assert run() == 2
+    assert capsys.readouterr().out == told
+    assert run("train", "--help") == 0
+    assert "TASK is one of copying, adding" in capsys.readouterr().out
+    for command in cli.COMMANDS.keys() - {"train"}:
+        assert run(command, "--help") == 0
+        assert f"usage: sab {command}" in capsys.readouterr().out
+
+
+def test_train_has_the_flags_of_its_dataclasses(capsys: Capture) -> None:
+    assert run("train", "copying", "--help") == 0
+    told = capsys.readouterr().out
+    flags = """--length --encoding --method --cell --hidden-size --num-layers --k-top --k-att --k-trunc --scorer
+        --weighting --forward --incorporate --readout --iterations --batch-size --lr --clip --seed --device
+        --precision --threads --eval-every --stop-at --out --resume"""
+    for flag in flags.split():
+        assert f" {flag} " in told or f" {flag}," in told, flag
+    assert "(default: 20000)" in told, "the task's recipe"
+    assert run("train", "adding", "--help") == 0
+    assert "--encoding" not in capsys.readouterr().out
+
+
+def test_tasks(capsys: Capture) -> None:
+    assert run("tasks") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(TASKS)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("method", ["sab", "tbptt", "bptt"])
+def test_train_every_task_by_every_method(task: str, method: str, capsys: Capture) -> None:
+    assert run("train", task, "--length", "3", *TINY, "--method", method) == 0
+    (out,) = Path("runs").iterdir()
+    assert out.name.startswith(f"{task}-3")
+    assert f"{method}-lstm6-seed0" in out.name
+    told = capsys.readouterr().out
+    assert "Finished all 6 iterations." in told
+    assert f"sab plot {out}" in told
+    assert json.loads((out / "result.json").read_text())["status"] == "finished"
+
+
+def test_options_reach_the_run() -> None:
+    options = [
+        "--cell",
+        "gru",
+        "--scorer",
+        "dot",
+        "--weighting",
+        "softmax_sink",
+        "--forward",
+        "dense",
+        "--clip",
+        "None",
+    ]
+    assert run(*COPYING, *options, "--readout", "hidden+summary", "--incorporate", "concat", "--out", "run") == 0
+    config = Run.open(Path("run")).config
+    assert (config.model.cell, config.model.forward, config.training.clip) == ("gru", "dense", None)
+    assert (config.model.readout, config.model.incorporate) == ("hidden+summary", "concat")
+
+
+def test_eval(trained: Path, capsys: Capture) -> None:
+    assert run("eval", trained) == 0
+    told = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    stored = json.loads((trained / "result.json").read_text())["metrics"]
+    assert {name: float(value) for name, value in told.items()} == pytest.approx(stored, rel=1e-5)
+    assert run("eval", trained, "--split", "valid", "--batches", "3", "--device", "cpu") == 0
+    assert capsys.readouterr().out.splitlines()[1] != f"cross_entropy_last10 {told['cross_entropy_last10']}"
+    assert run("eval", trained, "--length", "9") == 0
+    assert "accuracy_last10" in capsys.readouterr().out
+
+
+def test_plot(trained: Path, capsys: Capture) -> None:
+    assert run("plot", trained) == 0
+    assert capsys.readouterr().out.splitlines() == ["trained/learning_curve.png", "trained/attention.png"]
+    assert run("plot", trained, "-o", "new/pictures") == 0
+    assert sorted(path.name for path in Path("new/pictures").iterdir()) == ["attention.png", "learning_curve.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").iterdir())
+
+
+def test_plot_of_a_baseline_has_no_attention(capsys: Capture) -> None:
+    run(*COPYING, "--method", "tbptt", "--out", "run")
+    assert run("plot", "run") == 0
+    assert not Path("run/attention.png").exists()
+
+
+def test_info(trained: Path, capsys: Capture) -> None:
+    assert run("info", trained) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (told["task"], told["k_trunc"], told["status"]) == ("copying", "4", "finished")
+    (trained / "result.json").unlink()
+    assert run("info", trained) == 0
+    assert "not at its end" in capsys.readouterr().out
+
+
+def test_stop_at_ends_a_run_early(capsys: Capture) -> None:
+    assert run(*COPYING, "--stop-at", "0", "--out", "run") == 0
+    result = json.loads(Path("run/result.json").read_text())
+    assert (result["status"], result["iterations"], result["solved_at"]) == ("solved", 3, 3)
+
+
+def test_resume_needs_no_option_twice_and_may_raise_the_iterations(trained: Path, capsys: Capture) -> None:
+    before = snapshot(trained)
+    assert run("train", "copying", "--out", trained, "--resume") == 0
+    assert snapshot(trained) == before
+    assert run("train", "copying", "--out", trained, "--resume", "--iterations", "9") == 0
+    config = Run.open(trained).config
+    assert (config.training.iterations, config.task) == (9, Copying(length=2))
+    assert json.loads((trained / "result.json").read_text())["iterations"] == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--k-top", "3"], "--k-top must be 2 to resume 'trained'; got 3."),
+        (["--length", "4"], "--length must be 2 to resume 'trained'; got 4."),
+        (["--batch-size", "64"], "--batch-size must be 3 to resume 'trained'; got 64."),
+        (["--iterations", "5"], "--iterations must be at least 6 to resume 'trained'; got 5."),
+    ],
+)
+def test_resuming_with_another_configuration(trained: Path, capsys: Capture, options: list[str], sentence: str) -> None:
+    before = snapshot(trained)
+    assert mistake(capsys, "train", "copying", "--out", "trained", "--resume", *options) == sentence
+    assert snapshot(trained) == before
+
+
+def test_resuming_another_task(trained: Path, capsys: Capture) -> None:
+    told = mistake(capsys, "train", "adding", "--out", trained, "--resume")
+    assert told == "TASK must be one of copying; got 'adding'."
+
+
+def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
+    before = snapshot(trained)
+    told = mistake(capsys, *COPYING, "--out", trained)
+    assert told.startswith("--out 'trained' already holds a run; resume it (--resume")
+    assert snapshot(trained) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["knit"], "command must be one of train, eval, plot, info, tasks, demo; got 'knit'."),
+        (["train"], "TASK must be one of copying, adding; got none."),
+        (["train", "knitting"], "TASK must be one of copying, adding; got 'knitting'."),
+        (["train", "--length", "3"], "TASK must be one of copying, adding; got '--length'."),
+        (["train", "copying", "--length", "0"], "--length must be a whole number of at least 1; got 0."),
+        (["train", "adding", "--length", "1"], "--length must be a whole number of at least 2; got 1."),
+        (["train", "copying", "--k-trunc", "0"], "--k-trunc must be a whole number of at least 1, or None; got 0."),
+        (["train", "copying", "--k-trunc", "-5"], "--k-trunc must be a whole number of at least 1, or None; got -5."),
+        (["train", "copying", "--k-top", "-1"], "--k-top must be a whole number of at least 0; got -1."),
+        (["train", "copying", "--k-att", "0"], "--k-att must be a whole number of at least 1; got 0."),
+        (["train", "copying", "--hidden-size", "0"], "--hidden-size must be a whole number of at least 1; got 0."),
+        (["train", "copying", "--num-layers", "-2"], "--num-layers must be a whole number of at least 1; got -2."),
+        (["train", "copying", "--iterations", "0"], "--iterations must be a whole number of at least 1; got 0."),
+        (["train", "copying", "--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
+        (["train", "copying", "--lr", "0"], "--lr must be a finite number above 0; got 0.0."),
+        (["train", "copying", "--lr", "nan"], "--lr must be a finite number above 0; got nan."),
+        (["train", "copying", "--clip", "-1"], "--clip must be a finite number above 0; got -1.0."),
+        (["train", "copying", "--seed", "-1"], "--seed must be a whole number of at least 0; got -1."),
+        (["train", "copying", "--eval-every", "0"], "--eval-every must be a whole number of at least 1; got 0."),
+        (["train", "copying", "--threads", "0"], "--threads must be a whole number of at least 1, or None; got 0."),
+        (["train", "copying", "--method", "tbptt", "--k-trunc", "None"], "--k-trunc must be a whole number"),
+        (["train", "copying", "--forward", "dense", "--weighting", "relu"], "--weighting must be one of softmax"),
+        (["train", "copying", "--out", "file"], "--out 'file' must be a place that can be written to; it is not: "),
+        (["train", "copying", "--out", "file/run"], "--out 'file/run' must be a place that can be written to"),
+        (["train", "copying", "--out", "/proc/run"], "--out '/proc/run' must be a place that can be written to"),
+        (["train", "copying", "--out", "nowhere", "--resume"], "--out 'nowhere' must be the folder of a run; there is"),
+        (["eval", "nowhere"], "RUN 'nowhere' must be the folder of a run; there is no such folder."),
+        (["plot", "."], "RUN '.' must be the folder of a run; it holds no config.json."),
+        (["info", "file"], "RUN 'file' must be the folder of a run; there is no such folder."),
+        (["demo", "--seed", "-1"], "--seed must be a whole number of at least 0; got -1."),
+        (["demo", "--out", "file"], "--out 'file/sab' must be a place that can be written to"),
+    ],
+)
+def test_one_sentence_for_a_mistake(arguments: list[str], start: str, capsys: Capture) -> None:
+    Path("file").write_text("precious")
+    assert mistake(capsys, *arguments).startswith(start)
+    assert [path.name for path in Path().iterdir()] == ["file"], "nothing is left behind"
+    assert Path("file").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "copying", "--scorer", "oracle"], ["--scorer", "oracle", "affine", "mlp", "dot"]),
+        (["train", "copying", "--weighting", "gut"], ["--weighting", "gut", "relu_norm", "softmax_sink"]),
+        (["train", "copying", "--cell", "brain"], ["--cell", "brain", "lstm", "gru"]),
+        (["train", "copying", "--method", "luck"], ["--method", "luck", "sab", "tbptt"]),
+        (["train", "copying", "--device", "abacus"], ["--device", "abacus", "auto", "cuda"]),
+        (["train", "copying", "--length", "ten"], ["--length", "ten", "INT"]),
+        (["train", "copying", "--k-trunc", "1.5"], ["--k-trunc", "1.5", "INT"]),
+        (["train", "copying", "--lr", "fast"], ["--lr", "fast", "FLOAT"]),
+        (["train", "copying", "--lenght", "3"], ["--lenght", "--length"]),
+        (["train", "copying", "--length"], ["--length"]),
+        (["eval"], ["RUN"]),
+        (["eval", "run", "--split", "training"], ["--split", "training", "valid"]),
+        (["tasks", "--all"], ["--all"]),
+    ],
+)
+def test_what_cannot_be_parsed_names_option_value_and_choices(
+    arguments: list[str], words: list[str], capsys: Capture
+) -> None:
+    assert run(*arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    for word in words:
+        assert word in told.err, told.err
+    assert not list(Path().iterdir())
+
+
+def test_eval_mistakes(trained: Path, capsys: Capture) -> None:
+    assert mistake(capsys, "eval", trained, "--batches", "0").startswith("--batches must be a whole number")
+    assert mistake(capsys, "eval", trained, "--length", "0").startswith("--length must be a whole number")
+
+
+def test_a_task_without_a_length(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Copying, "options", lambda self: {})
+    assert mistake(capsys, "eval", trained, "--length", "5").startswith("--length must not be given for task copying")
+
+
+@pytest.mark.parametrize(
+    "command", [["eval"], ["plot"], ["train", "copying", "--resume", "--iterations", "9", "--out"]]
+)
+def test_damaged_checkpoints(trained: Path, capsys: Capture, command: list[str]) -> None:
+    weights = trained / "checkpoint" / "step-00000006" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-7])
+    before = snapshot(trained)
+    assert "must be as it was written; it is truncated or was altered" in mistake(capsys, *command, trained)
+    weights.write_bytes(b"PK\x03\x04 something else")
+    assert "truncated or was altered" in mistake(capsys, *command, trained)
+    weights.write_bytes(whole)
+    state = weights.with_name("state.json")
+    state.write_text("{}")
+    assert "must be the state of a checkpoint of sab" in mistake(capsys, *command, trained)
+    state.write_bytes(before[state])
+    assert snapshot(trained) == {**before, weights: whole}
+
+
+def test_no_data_that_is_not_finite(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Adding.draw
+    monkeypatch.setattr(Adding, "draw", lambda *arguments: tuple(x * float("nan") for x in draw(*arguments)))
+    assert run("train", "adding", "--length", "3", *TINY, "--out", "run") == 2
+    assert capsys.readouterr().err == "sab: inputs of task adding must be finite; train batch 0 is not.\n"
+
+
+def test_divergence_is_told_and_is_no_success(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = Copying.loss
+    monkeypatch.setattr(Copying, "loss", lambda *arguments: loss(*arguments) * float("nan"))
+    assert run(*COPYING, "--out", "run") == 1
+    assert "The loss of iteration 1 is nan; the weights were left as they were" in capsys.readouterr().out
+    assert json.loads(Path("run/result.json").read_text())["status"] == "diverged"
+
+
+def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(*arguments: Any) -> None:
+        raise ValueError("not the user's mistake")
+
+    monkeypatch.setattr(cli, "train_model", buggy)
+    with pytest.raises(ValueError, match="not the user's mistake"):
+        run(*COPYING)
+
+
+def test_missing_extras_are_named(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = builtins.__import__
+
+    def without_matplotlib(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith(("matplotlib", "sab.report")):
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        return find(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    assert mistake(capsys, "plot", trained) == "matplotlib is missing; install it with: pip install 'sab[report]'"
+
+    def without_anything(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("sab.report"):
+            raise ModuleNotFoundError("No module named 'sab.report'", name="sab.report")
+        return find(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_anything)
+    with pytest.raises(ModuleNotFoundError):
+        run("plot", trained)
+
+
+def test_a_missing_parser_is_named() -> None:
+    code = "import sys; sys.modules['tyro'] = None; import sab.cli"
+    environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr == "sab: tyro is missing; install it with: pip install 'sab[train]'\n"
+
+
+def test_as_a_process() -> None:
+    done = process("train", "copying", "--k-trunc", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sab: --k-trunc must be a whole number of at least 1, or None; got 0.\n"
+
+
+def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(capsys: Capture) -> None:
+    options = [*COPYING, "--out", "a run", "--iterations", "100000", "--checkpoint-every", "100000"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "sab", *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not Path("a run/metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Traceback" not in err
+    *_, message, resume = out.splitlines()
+    (checkpoint,) = Path("a run/checkpoint").iterdir()
+    step = int(checkpoint.name.removeprefix("step-"))
+    assert step >= 3
+    assert message == f"Interrupted after {step} iterations."
+    assert resume == "Resume with: sab train copying --out 'a run' --resume"
+    assert not Path("a run/result.json").exists()
+
+    # The very command, only that the end is near enough to wait for.
+    config = Path("a run/config.json")
+    config.write_text(config.read_text().replace('"iterations": 100000', f'"iterations": {step + 1}'))
+    assert run("train", "copying", "--out", "a run", "--resume") == 0
+    assert json.loads(Path("a run/result.json").read_text())["iterations"] == step + 1
+
+
+def test_ctrl_c_where_there_is_nothing_to_keep(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "open", interrupted)
+    assert run("info", "run") == 130
+    assert capsys.readouterr().err == "sab: interrupted.\n"
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = replace(RECIPE.training, iterations=6, batch_size=3, eval_every=3, eval_batches=1, stop_at=0.0)
+    recipe = replace(RECIPE, task=Copying(length=3), model=ModelConfig(hidden_size=6, k_trunc=4), training=training)
+    monkeypatch.setattr(demo_module, "demo", partial(demo, recipe=recipe))
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo(capsys: Capture) -> None:
+    assert run("demo", "--seed", "3") == 0
+    told = capsys.readouterr().out
+    out = Path("runs/demo-seed3")
+    assert sorted(path.name for path in out.iterdir()) == ["attention.png", "curves.png", "sab", "tbptt"]
+    assert all(str(out / name) in told for name in ("attention.png", "curves.png", "sab", "tbptt"))
+    assert all(words in told for words in ("SAB", "truncated BPTT", "13 / 4", "chance", "12.5%"))
+    runs = [Run.open(out / method) for method in ("sab", "tbptt")]
+    assert [opened.config.model.method for opened in runs] == ["sab", "tbptt"]
+    assert runs[1].config.training.iterations == 3, "as many as SAB took"
+    assert [opened.config.training.seed for opened in runs] == [3, 3]
+
+    trained = {path: content for path, content in snapshot(out).items() if path.suffix != ".png"}
+    assert run("demo", "--seed", "3") == 0, "a second time shows what is there"
+    assert trained.items() <= snapshot(out).items()
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_an_interrupted_demo_goes_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        stopped = Result("interrupted", "interrupted.", 1, None, {}, 0.0, "cpu", {}, None)
+        patched.setattr(demo_module, "train", lambda *arguments, **options: stopped)
+        assert run("demo", "--out", "my demo") == 130
+    assert capsys.readouterr().out.endswith("Go on with: sab demo --out 'my demo' --seed 0\n")
+    assert run("demo", "--out", "my demo") == 0

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sab.errors import Mistake
+from sab.training.config import TrainConfig, resolve_device
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("iterations", 0),
+        ("iterations", 1.5),
+        ("batch_size", 0),
+        ("lr", 0.0),
+        ("lr", float("nan")),
+        ("lr", "fast"),
+        ("clip", 0.0),
+        ("clip", -1.0),
+        ("seed", -1),
+        ("device", "tpu"),
+        ("precision", "float8"),
+        ("threads", 0),
+        ("eval_every", 0),
+        ("eval_batches", 0),
+        ("checkpoint_every", 0),
+        ("stop_at", float("inf")),
+    ],
+)
+def test_wrong_options_are_named(option: str, value: Any) -> None:
+    with pytest.raises(Mistake, match=f"^{option} must be .*; got") as caught:
+        TrainConfig(**{option: value})
+    assert isinstance(caught.value, ValueError | TypeError)
+    assert caught.value.option == option
+
+
+def test_what_may_be_none_may_be_none() -> None:
+    config = TrainConfig(clip=None, threads=None, stop_at=None)
+    assert config.dtype == torch.float32
+    assert TrainConfig(precision="float64").dtype == torch.float64
+    assert TrainConfig(precision="bfloat16").dtype == torch.float32
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"^device must be auto or cpu on a machine without a CUDA device; got 'cuda'"):
+        resolve_device("cuda")
+    with pytest.raises(ValueError, match=r"^device must be one of auto, cpu, cuda; got 'tpu'"):
+        resolve_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda")

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sab.tasks import Adding, Copying
+from sab.training.progress import Lines, Live, progress_for, show_headline, show_seconds
+
+
+def test_plain_lines_without_a_terminal(tmp_path: Path, run_training: Any) -> None:
+    written = io.StringIO()
+    progress = progress_for(Console(file=written, width=20), "copying sab")
+    assert isinstance(progress, Lines)
+    run_training(tmp_path / "run", progress=progress)
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 4, "a narrow terminal must not fold them"
+    assert lines[0] == "copying sab: iterations 0 to 8"
+    assert lines[1].startswith("3/8  loss ")
+    assert all(word in lines[1] for word in ("accuracy on the last 10", "%", "gradient norm", "it/s", "left"))
+    assert "\x1b" not in written.getvalue()
+
+
+def test_a_live_display_on_a_terminal(tmp_path: Path, run_training: Any) -> None:
+    written = io.StringIO()
+    progress = progress_for(Console(file=written, force_terminal=True, width=80, color_system=None), "copying sab")
+    assert isinstance(progress, Live)
+    run_training(tmp_path / "run", progress=progress)
+    for words in ("copying sab", "8/8", "loss 2.", "accuracy ", "% ", " it/s"):
+        assert words in written.getvalue()
+
+
+def test_headlines() -> None:
+    assert show_headline(Copying.headline, {"accuracy_last10": 0.125}) == "accuracy on the last 10 12.5%"
+    assert show_headline(Adding.headline, {"mse": 0.00012345}) == "mean squared error 0.000123"
+    assert show_headline(Adding.headline, {"mse": None}) == "mean squared error not finite"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (200, "3:20 min"), (3600, "1:00 h"), (86399, "23:59 h")],
+)
+def test_seconds(seconds: float, shown: str) -> None:
+    assert show_seconds(seconds) == shown

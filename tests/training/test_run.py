@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sab.models import ModelConfig
+from sab.tasks import Adding, Copying
+from sab.training import Result, Run, RunConfig, TrainConfig
+from sab.training import run as run_module
+from sab.training.files import write_text
+
+Train = Callable[..., Result]
+
+
+@pytest.mark.parametrize("task", [Copying(length=7, encoding="scalar"), Adding(length=9)])
+def test_config_survives_json(task: Any) -> None:
+    config = RunConfig(task, ModelConfig(k_trunc=None, scorer="dot"), TrainConfig(clip=None, lr=3e-4))
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_a_folder_that_holds_anything_is_refused(tmp_path: Path, config: RunConfig, run_training: Train) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match=r"^out '.*' already holds files; resume it .* or choose another folder"):
+        run_training(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    Run.create(tmp_path / "run", config)
+    with pytest.raises(ValueError, match=r"^out '.*' already holds a run; resume it"):
+        run_training(tmp_path / "run")
+
+
+def test_an_empty_folder_is_welcome(tmp_path: Path, run_training: Train) -> None:
+    assert run_training(tmp_path).status == "finished"
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path, run_training: Train) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(ValueError, match=r"^out '.*' must be a place that can be written to; it is not: "):
+            run_training(out)
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ValueError, match=r"result.json' must be a place that can be written to; it is not: No space"):
+        write_text(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        ("length", lambda config: replace(config, task=Copying(length=3))),
+        ("task", lambda config: replace(config, task=Adding(length=4))),
+        ("k_top", lambda config: replace(config, model=replace(config.model, k_top=3))),
+        ("k_trunc", lambda config: replace(config, model=replace(config.model, k_trunc=None))),
+        ("lr", lambda config: replace(config, training=replace(config.training, lr=0.5))),
+        ("eval_every", lambda config: replace(config, training=replace(config.training, eval_every=5))),
+        ("iterations", lambda config: replace(config, training=replace(config.training, iterations=7))),
+    ],
+)
+def test_resuming_with_another_configuration_names_the_option(
+    tmp_path: Path, config: RunConfig, option: str, change: Callable[[RunConfig], RunConfig]
+) -> None:
+    run = Run.create(tmp_path / "run", config)
+    with pytest.raises(ValueError, match=f"^{option} must be .* to resume '.*'; got ") as caught:
+        run.check_resumable(change(config))
+    assert caught.value.option == option  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_resuming_may_change_what_computes_nothing(tmp_path: Path, config: RunConfig) -> None:
+    run = Run.create(tmp_path / "run", config)
+    run.check_resumable(
+        replace(config, training=replace(config.training, iterations=99, threads=7, checkpoint_every=50))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not one: JSONDecodeError"),
+        ("[]", "not one: TypeError"),
+        ("{}", "not one: KeyError 'task'"),
+        ('{"task": {"name": "knitting"}}', "not one: task must be one of copying, adding; got 'knitting'"),
+        ('{"task": {"name": "adding", "width": 3}}', "not one: TypeError .*width"),
+        ('{"task": {"name": "adding"}, "model": {"k_top": -1}}', "not one: k_top must be"),
+    ],
+)
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=f"^run '.*' must be the folder of a run; its config.json is {reason}"):
+        Run.open(tmp_path)
+    with pytest.raises(ValueError, match="there is no such folder"):
+        Run.open(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"it holds no config\.json"):
+        Run.open(tmp_path / "empty")
+
+
+def test_damaged_metrics_and_results_are_named(tmp_path: Path, run_training: Train) -> None:
+    run_training(tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    for text, complaint in (("oops\n", "Expecting value"), ("3\n", "line 1 is none"), ("{}\n", "line 1 is none")):
+        (run.path / "metrics.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=rf"metrics\.jsonl' must hold one evaluation a line; {complaint}"):
+            run.evaluations()
+    (run.path / "result.json").write_text('{"status": "finished"}')
+    with pytest.raises(ValueError, match=r"result\.json' must be the result of a run"):
+        run.result()
+
+
+def test_default_folder_tells_what_is_in_it(config: RunConfig) -> None:
+    assert config.default_out() == Path("runs/copying-2-onehot-sab-lstm6-seed0")
+
+
+def test_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run_module._commit() is None
