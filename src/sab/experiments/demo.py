@@ -25,17 +25,24 @@ class Recipe:
 
 
 RECIPE = Recipe(
-    Copying(length=30),
-    ModelConfig(hidden_size=64, k_top=5, k_trunc=5, scorer="mlp", weighting="softmax", incorporate="add_bounded"),
+    Copying(length=30, lengths="uniform"),
+    ModelConfig(hidden_size=128, input_scale=8.0, k_top=5, k_trunc=5),
     TrainConfig(
-        iterations=4_000, batch_size=32, lr=4e-3, eval_every=100, checkpoint_every=100, stop_at=0.995, device="cpu"
+        iterations=800,
+        batch_size=32,
+        lr=8e-3,
+        lr_decay=0.3,
+        clip=0.1,
+        eval_every=50,
+        checkpoint_every=100,
+        device="cpu",
     ),
 )
 LABELS = {"sab": "SAB", "tbptt": "truncated BPTT"}
 
 
 def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | None = None) -> dict[str, Result]:
-    """Trains SAB until it solves the task, then truncated backpropagation for as long, and shows the two side by side.
+    """Trains SAB and truncated backpropagation, same size, same data, same truncation, and shows them side by side.
 
     Both runs and two pictures go to `out`. What is there already from the same recipe and seed is not trained again,
     so that a demonstration that was interrupted goes on.
@@ -55,7 +62,6 @@ def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | N
         )
         if results[method].status == "interrupted":
             return results
-        training = replace(training, iterations=results["sab"].iterations)
     save(learning_curves({label: Run.open(out / method) for method, label in LABELS.items()}), out / "curves.png")
     save(attention_map(Run.open(out / "sab")), out / "attention.png")
     console.print(_table(recipe, results))
@@ -66,16 +72,16 @@ def _table(recipe: Recipe, results: dict[str, Result]) -> Table:
     headline, dependency, k_trunc = recipe.task.headline, recipe.task.dependency, recipe.model.k_trunc
     table = Table(title=f"copying: repeat digits seen {dependency} steps ago, chain cut every {k_trunc}")
     table.add_column("")
-    for column in (headline.label, "iterations", "time", "dependency / k_trunc"):
+    for column in (headline.label, f"{headline.show(headline.solved)} reached after", "iterations", "time"):
         table.add_column(column, justify="right")
     for label, result in zip(LABELS.values(), results.values(), strict=True):
         value = result.metrics[headline.metric]
         table.add_row(
             label,
             "not finite" if value is None else headline.show(value),
+            "never" if result.solved_at is None else f"{result.solved_at:,}",
             f"{result.iterations:,}",
             show_seconds(result.wall_time),
-            f"{dependency} / {k_trunc}",
         )
     table.add_row("chance", headline.show(headline.chance), style="dim")
     return table

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sab.errors import check_int
-from sab.tasks.base import Headline, Task
+from sab.tasks.base import Headline, Split, Task
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Adding(Task):
     def steps(self) -> int:
         return self.length
 
-    def draw(self, generator: torch.Generator, batch_size: int) -> tuple[Tensor, Tensor]:
+    def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
         half = self.length // 2
         values = torch.rand(self.length, batch_size, generator=generator)
         marked = torch.stack(

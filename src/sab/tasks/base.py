@@ -82,8 +82,11 @@ class Task(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
 
     @abstractmethod
-    def draw(self, generator: torch.Generator, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Inputs [steps, batch_size] or [steps, batch_size, input_size] and their targets, on the CPU."""
+    def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Inputs [steps, batch_size] or [steps, batch_size, input_size] and their targets, on the CPU.
+
+        Batches of the training split may have fewer steps; the others are what the task is judged by.
+        """
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ class Task(ABC):
         # Hashed, and not added up: neighbouring seeds must not share batches. Of the 64 bits torch's CPU generator
         # uses the lower 32, so every one of them has to depend on all three numbers.
         mixed = np.random.SeedSequence((seed, SPLITS.index(split), index)).generate_state(1, np.uint64)
-        inputs, targets = self.draw(torch.Generator().manual_seed(int(mixed[0])), batch_size)
+        inputs, targets = self.draw(torch.Generator().manual_seed(int(mixed[0])), batch_size, split)
         for what, tensor in (("inputs", inputs), ("targets", targets)):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise ValueMistake(f"{what} of task {self.name} must be finite; {split} batch {index} is not.")

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sab.errors import check_choice, check_int
-from sab.tasks.base import Headline, Task
+from sab.tasks.base import Headline, Split, Task
 
 DIGITS = 10
 BLANK, LARGEST_DIGIT, MARKER = 0, 8, 9
 
 Encoding = Literal["onehot", "scalar"]
+Lengths = Literal["fixed", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,13 @@ class Copying(Task):
     encoding: Encoding = "onehot"  # pyright: ignore[reportIncompatibleVariableOverride]
     """What the model sees of a symbol: a one-hot vector, or its number as one scalar (the authors' code)."""
 
+    lengths: Lengths = "fixed"
+    """How long the training sequences are: all of `length`, or drawn anew for each batch from 1..`length`, so that the
+    model meets problems that it can learn from the first iteration on. It is judged at `length` either way."""
+
     def __post_init__(self) -> None:
         check_int("length", self.length, 1)
+        check_choice("lengths", self.lengths, get_args(Lengths))
         check_choice("encoding", self.encoding, get_args(Encoding))
 
     @property
@@ -63,12 +69,15 @@ class Copying(Task):
         """The marker's step and the ten that repeat the digits."""
         return range(self.steps - DIGITS, self.steps + 1)
 
-    def draw(self, generator: torch.Generator, batch_size: int) -> tuple[Tensor, Tensor]:
+    def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
+        steps = self.steps
+        if split == "train" and self.lengths == "uniform":
+            steps -= int(torch.randint(0, self.length, (), generator=generator))
         digits = torch.randint(1, LARGEST_DIGIT + 1, (DIGITS, batch_size), generator=generator)
-        inputs = torch.full((self.steps, batch_size), BLANK)
+        inputs = torch.full((steps, batch_size), BLANK)
         inputs[:DIGITS] = digits
         inputs[-DIGITS - 1] = MARKER
-        targets = torch.full((self.steps, batch_size), BLANK)
+        targets = torch.full((steps, batch_size), BLANK)
         targets[-DIGITS:] = digits
         return inputs, targets
 

@@ -23,6 +23,8 @@ class TrainConfig:
     """How many sequences a batch has, in training and in evaluation."""
     lr: float = 1e-3
     """Learning rate of Adam."""
+    lr_decay: float | None = None
+    """From this fraction of the iterations on, the learning rate falls along a line to a fiftieth; None keeps it."""
     clip: float | None = 1.0
     """Largest norm of the gradient, which is scaled down to it; None clips nothing."""
     seed: int = 0
@@ -46,6 +48,8 @@ class TrainConfig:
         check_int("iterations", self.iterations, 1)
         check_int("batch_size", self.batch_size, 1)
         check_float("lr", self.lr, above=0)
+        if self.lr_decay is not None:
+            check_float("lr_decay", self.lr_decay, minimum=0, maximum=1)
         if self.clip is not None:
             check_float("clip", self.clip, above=0)
         check_int("seed", self.seed, 0)
@@ -57,6 +61,13 @@ class TrainConfig:
         check_int("checkpoint_every", self.checkpoint_every, 1)
         if self.stop_at is not None:
             check_float("stop_at", self.stop_at)
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate after `step` iterations."""
+        start = self.iterations * (1.0 if self.lr_decay is None else self.lr_decay)
+        if step <= start:
+            return self.lr
+        return self.lr * (1 - 0.98 * (step - start) / (self.iterations - start))
 
     @property
     def dtype(self) -> torch.dtype:

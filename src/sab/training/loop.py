@@ -110,6 +110,8 @@ def _iterate(
         loss = task.loss(_predict(model, inputs, training), targets)
         optimizer.zero_grad()
         loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = training.lr_at(state.step)
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), training.clip or math.inf)
         for what, value in (("loss", loss), ("gradient norm", grad_norm)):
             if not torch.isfinite(value):

@@ -158,6 +158,12 @@ class Run:
             stored, given = self.config.options().get(option), config.options().get(option)
             raise ValueMistake(f"{option} must be {stored!r} to resume {str(self.path)!r}; got {given!r}.", option)
         stored, given = self.config.training.iterations, config.training.iterations
+        if given != stored and config.training.lr_decay is not None:
+            raise ValueMistake(
+                f"iterations must be {stored} to resume {str(self.path)!r}, whose learning rate falls over them; "
+                f"got {given}.",
+                "iterations",
+            )
         if given < stored:
             raise ValueMistake(
                 f"iterations must be at least {stored} to resume {str(self.path)!r}; got {given}.", "iterations"
