@@ -30,7 +30,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/layers.py
+	$(BIN)/sab bench
 
 clean:
 	rm -rf .venv demo runs dist .pytest_cache .ruff_cache .hypothesis .coverage

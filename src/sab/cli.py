@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 from sab import __version__
-from sab.errors import Mistake, ValueMistake, check_choice
+from sab.errors import Mistake, ValueMistake, check_choice, check_float
 
 EXTRAS = {"tyro": "train", "rich": "train", "safetensors": "train", "tensorboard": "train", "matplotlib": "report"}
 POSITIONAL = ("run", "task")
@@ -231,6 +231,38 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
     return DONE
 
 
+def bench(
+    cases: list[str] | None = None,
+    backends: list[str] | None = None,
+    seconds: float = 2.0,
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+) -> int:
+    """Measure the layer beside torch.nn.LSTM of the same size.
+
+    Args:
+        cases: Which cases; None means all.
+        backends: Which backends; None means all.
+        seconds: How long each measurement goes on.
+        out: File for the records as JSON lines; None writes none.
+    """
+    from sab.experiments import bench as benchmark
+    from sab.ops.dispatch import BACKENDS
+
+    check_float("seconds", seconds, above=0)
+    for name in backends or []:
+        check_choice("backends", name, BACKENDS)
+    console = Console()
+    records = []
+    with console.status("measuring") as status:
+        chosen = cases or list(benchmark.CASES), backends or list(BACKENDS)
+        records += benchmark.bench(*chosen, seconds, lambda what: status.update(f"measuring {what}"))
+    console.print(benchmark.table(records))
+    if out is not None:
+        benchmark.save(records, out)
+        print(f"Records: {out}")
+    return DONE
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate_run,
@@ -238,6 +270,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "info": info,
     "tasks": tasks,
     "demo": demo,
+    "bench": bench,
 }
 
 

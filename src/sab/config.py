@@ -12,8 +12,9 @@ from sab.incorporations import INCORPORATIONS
 from sab.scorers import SCORERS
 from sab.weightings import WEIGHTINGS
 
-BACKENDS = ("auto", "reference")
+BACKENDS = ("auto", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
+DEFAULT_SCORER = "mlp"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class SABConfig:
     """Every k_att-th hidden state is kept as a microstate."""
     k_trunc: int | None = 10
     """How many steps back the gradient follows the recurrent chain; None cuts nowhere."""
-    scorer: str | Callable[[Tensor, Tensor], Tensor] = "mlp"
+    scorer: str | Callable[[Tensor, Tensor], Tensor] = DEFAULT_SCORER
     """How relevant a microstate is: a name, or a callable from (microstates [B, S, n], h [B, n]) to scores [B, S]."""
     weighting: str = "softmax"
     """How the selected scores become weights."""

@@ -1,0 +1,88 @@
+"""The compiled half of the CPU backend: built once for each machine, by its own compiler, and cached.
+
+Without a compiler, or with `SAB_NATIVE=0`, there is no library and the reference backend does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+logger = logging.getLogger("sab")
+
+SOURCE = Path(__file__).with_name("recurrence.cpp")
+FLAGS = ["-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
+if platform.machine() in ("x86_64", "AMD64"):
+    FLAGS.append("-mprefer-vector-width=512")
+
+
+class NativeUnavailable(RuntimeError):
+    """Why there is no compiled library on this machine, in a sentence."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled library; builds it at the first call on a machine."""
+    if os.environ.get("SAB_NATIVE") == "0":
+        raise NativeUnavailable("SAB_NATIVE=0 turns the compiled CPU backend off")
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise NativeUnavailable("there is no C++ compiler (c++, g++ or clang++) on the PATH")
+    try:
+        path = _cache_folder() / f"recurrence-{_fingerprint(compiler)}.so"
+        if not path.exists():
+            _build(compiler, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"the compiled CPU backend could not be stored or loaded: {error}") from error
+
+
+def unavailable() -> str | None:
+    """Why `library` cannot be had, or None where it can."""
+    try:
+        library()
+    except NativeUnavailable as reason:
+        return str(reason)
+    return None
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "sab"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _fingerprint(compiler: str) -> str:
+    """Names what the library depends on: its source, the compiler and the processor, since homes are shared."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    cpuinfo = Path("/proc/cpuinfo")
+    features = ""
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    parts = [SOURCE.read_text(), " ".join(FLAGS), version, platform.machine(), features]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _build(compiler: str, path: Path) -> None:
+    logger.warning("compiling the CPU kernels, once on this machine, which takes some seconds")
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / "built.so"
+        command = [compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            first = (done.stderr.strip().splitlines() or ["no message"])[0]
+            raise NativeUnavailable(f"the CPU kernels did not compile with {compiler}: {first}")
+        os.replace(built, path)
+    logger.info("compiled the CPU kernels in %.1f s: %s", time.perf_counter() - started, path)
