@@ -43,16 +43,20 @@ class SABConfig:
     """What computes the recurrence; `auto` takes the fastest that supports the configuration."""
 
     def __post_init__(self) -> None:
-        check_int("k_top", self.k_top, 0)
-        check_int("k_att", self.k_att, 1)
-        check_int("k_trunc", self.k_trunc, 1, optional=True)
+        whole = {
+            "k_top": check_int("k_top", self.k_top, 0),
+            "k_att": check_int("k_att", self.k_att, 1),
+            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True),
+            "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
+            "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
+        }
+        for option, value in whole.items():
+            object.__setattr__(self, option, value)  # a plain int also where a NumPy one was given
         if not callable(self.scorer):
             check_choice("scorer", self.scorer, SCORERS, also=", or a callable")
         check_choice("weighting", self.weighting, WEIGHTINGS)
         check_choice("forward", self.forward, FORWARDS)
         check_choice("incorporate", self.incorporate, INCORPORATIONS)
-        check_int("attention_size", self.attention_size, 1, optional=True)
-        check_int("max_microstates", self.max_microstates, 1, optional=True)
         check_choice("backend", self.backend, BACKENDS)
         if self.forward == "dense" and not WEIGHTINGS[self.weighting].normalises_all:
             dense = ", ".join(name for name, weighting in WEIGHTINGS.items() if weighting.normalises_all)

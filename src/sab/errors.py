@@ -56,9 +56,15 @@ def check_float(
     bounds += [f"above {above:g}"] if above is not None else []
     bounds += [f"at most {maximum:g}"] if maximum is not None else []
     allowed = f"a finite number {' and '.join(bounds)}".strip()
+    wrong_type = TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
     if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
-    number = float(value)
+        raise wrong_type
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError):  # an array, and not a number
+        raise wrong_type from None
     too_low = (minimum is not None and number < minimum) or (above is not None and number <= above)
     if not math.isfinite(number) or too_low or (maximum is not None and number > maximum):
         raise ValueMistake(f"{option} must be {allowed}; got {value!r}.", option)

@@ -25,6 +25,7 @@ from sab.state import Attention, SABState
 Input = Tensor | PackedSequence
 InitialState = SABState | Tensor | tuple[Tensor, ...]
 
+_AUTOCAST_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "bias": "attn_bias", "v": "attn_v"}
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
 
@@ -35,6 +36,7 @@ class _SABLayer(nn.Module):
     cell: str
     """Name of the cell, of those in `sab.cells.CELLS`."""
     _torch_class: ClassVar[type[nn.RNNBase]]
+    weight_hh_l0: nn.Parameter
 
     def __init__(
         self,
@@ -81,7 +83,8 @@ class _SABLayer(nn.Module):
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
-                f"dropout acts between layers, so dropout={dropout} does nothing with num_layers=1.", stacklevel=3
+                f"dropout acts between layers, so dropout={dropout} does nothing with num_layers=1.",
+                stacklevel=2 if type(self).__init__ is _SABLayer.__init__ else 3,  # at the caller's own line
             )
         if isinstance(self.config.scorer, nn.Module):
             self.scorer = self.config.scorer  # registers its parameters; one module serves all layers and directions
@@ -119,6 +122,10 @@ class _SABLayer(nn.Module):
         return 2 if self.bidirectional else 1
 
     @property
+    def _dtype(self) -> torch.dtype:
+        return self.weight_hh_l0.dtype
+
+    @property
     def _attention_size(self) -> int:
         return self.hidden_size if self.config.attention_size is None else self.config.attention_size
 
@@ -130,7 +137,7 @@ class _SABLayer(nn.Module):
 
     @property
     def _is_affine(self) -> bool:
-        return self.config.scorer in ("affine", "affine_tanh")
+        return isinstance(self.config.scorer, str) and SCORERS[self.config.scorer].query_cancels
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew: those of the cell first and as `torch.nn` does, so that with the same random
@@ -240,9 +247,9 @@ class _SABLayer(nn.Module):
                 f"got {list(x.shape)}.",
                 "input",
             )
-        dtype = self.get_parameter("weight_hh_l0").dtype
-        if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-            raise TypeMistake(f"input must be of the layer's type {dtype}; got {x.dtype}.", "input")
+        is_autocast = torch.is_autocast_enabled(x.device.type)
+        if x.dtype != self._dtype and not (is_autocast and x.dtype in _AUTOCAST_TYPES):
+            raise TypeMistake(f"input must be of the layer's type {self._dtype}; got {x.dtype}.", "input")
         if x.dim() == 2:
             x = x.unsqueeze(1)
         elif self.batch_first and packed is None:
@@ -254,7 +261,7 @@ class _SABLayer(nn.Module):
             )
         if lengths is not None:
             lengths = _check_lengths(lengths, steps=x.shape[0], batch=x.shape[1])
-            padding = torch.arange(x.shape[0]).unsqueeze(1) >= lengths
+            padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
             x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
         if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
             # On a GPU the look would wait for the device, so there NaN goes through as in torch.nn.
@@ -266,34 +273,28 @@ class _SABLayer(nn.Module):
         """`hx` as a SABState of this layer, checked; zeros and an empty memory where there is none."""
         if isinstance(hx, SABState):
             state = hx._with_batch() if unbatched and hx.h.dim() == 2 else hx
-            self._check_state(state, x)
+            self._check_state(state, x, unbatched)
             return state
-        weight = self.get_parameter("weight_hh_l0")
-        layers, batch, n = len(self._suffixes), x.shape[1], self.hidden_size
+        layers, batch, n, dtype = len(self._suffixes), x.shape[1], self.hidden_size, self._dtype
         has_c = CELLS[self.cell].has_c
         if hx is None:
-            given = [x.new_zeros(layers, batch, n, dtype=weight.dtype) for _ in range(2 if has_c else 1)]
+            given = [x.new_zeros(layers, batch, n, dtype=dtype) for _ in range(2 if has_c else 1)]
         else:
-            given = [hx] if isinstance(hx, Tensor) else list(hx) if isinstance(hx, tuple | list) else []
+            given = _as_tensors(hx, "(h, c) or a SABState" if has_c else "h or a SABState", 2 if has_c else 1)
             if unbatched:
                 given = [tensor.unsqueeze(1) for tensor in given]
-        names = "(h, c)" if has_c else "h"
-        if len(given) != (2 if has_c else 1):
-            raise ValueMistake(f"hx must be {names} or a SABState; got {len(given)} tensors.", "hx")
-        if not all(isinstance(tensor, Tensor) for tensor in given):
-            raise TypeMistake(f"hx must be {names} or a SABState; got {type(given[0]).__name__} in it.", "hx")
         state = SABState(
             h=given[0],
             c=given[1] if has_c else None,
-            microstates=x.new_zeros(layers, batch, 0, n, dtype=weight.dtype),
-            keys=x.new_zeros(layers, batch, 0, self._key_size, dtype=weight.dtype),
+            microstates=x.new_zeros(layers, batch, 0, n, dtype=dtype),
+            keys=x.new_zeros(layers, batch, 0, self._key_size, dtype=dtype),
             numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
-            steps=torch.zeros(batch, dtype=torch.int64),
+            steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         )
-        self._check_state(state, x)
+        self._check_state(state, x, unbatched)
         return state
 
-    def _check_state(self, state: SABState, x: Tensor) -> None:
+    def _check_state(self, state: SABState, x: Tensor, unbatched: bool) -> None:
         layers, batch, n = len(self._suffixes), x.shape[1], self.hidden_size
         slots = state.microstates.shape[2] if state.microstates.dim() == 4 else -1
         expected = {
@@ -308,9 +309,16 @@ class _SABLayer(nn.Module):
             tensor = getattr(state, name)
             given = None if tensor is None else list(tensor.shape)
             if given != shape:
+                if unbatched:  # told as the caller sees them, without a batch
+                    shape, given = (told and told[:1] + told[2:] for told in (shape, given))
                 raise ValueMistake(f"hx must have {name} of shape {shape}; got {given}.", "hx")
+            if name in ("h", "c") and tensor is not None and tensor.dtype != self._dtype:
+                raise TypeMistake(f"hx must have {name} of the layer's type {self._dtype}; got {tensor.dtype}.", "hx")
 
     def _run_layers(self, x: Tensor, lengths: Tensor | None, state: SABState) -> tuple[Tensor, SABState, Attention]:
+        config = self.config
+        if isinstance(config.scorer, nn.Module):
+            config = replace(config, scorer=self.scorer)  # it may have been replaced, by a wrapper of it say
         states, attentions = [], []
         for layer in range(self.num_layers):
             outputs = []
@@ -318,7 +326,7 @@ class _SABLayer(nn.Module):
                 index = layer * self._directions + direction
                 x_directed = _reverse(x, lengths) if direction == 1 else x
                 output, layer_state, attention = recurrence(
-                    x_directed, lengths, _layer_state(state, index), self._weights(index), self.cell, self.config
+                    x_directed, lengths, _layer_state(state, index), self._weights(index), self.cell, config
                 )
                 if direction == 1:
                     output = _reverse(output, lengths)
@@ -332,17 +340,19 @@ class _SABLayer(nn.Module):
         return x, _stack_states(states), _stack_attentions(attentions)
 
     def _weights(self, index: int) -> LayerWeights:
-        suffix, parameters = self._suffixes[index], self._parameters
+        suffix = self._suffixes[index]
+
+        def get(name: str) -> Any:
+            return getattr(self, name + suffix, None)  # as an attribute it may be one that a parametrization computes
+
         return LayerWeights(
-            w_ih=self.get_parameter("weight_ih" + suffix),
-            w_hh=self.get_parameter("weight_hh" + suffix),
-            b_ih=parameters.get("bias_ih" + suffix),
-            b_hh=parameters.get("bias_hh" + suffix),
-            scorer=ScorerWeights(
-                **{field: parameters.get(name + suffix) for field, name in _SCORER_PARAMETERS.items()}
-            ),
-            incorporate_weight=parameters.get("incorporate_weight" + suffix),
-            incorporate_bias=parameters.get("incorporate_bias" + suffix),
+            w_ih=get("weight_ih"),
+            w_hh=get("weight_hh"),
+            b_ih=get("bias_ih"),
+            b_hh=get("bias_hh"),
+            scorer=ScorerWeights(**{field: get(name) for field, name in _SCORER_PARAMETERS.items()}),
+            incorporate_weight=get("incorporate_weight"),
+            incorporate_bias=get("incorporate_bias"),
         )
 
     def compact(self, state: SABState) -> SABState:
@@ -393,6 +403,8 @@ class _SABLayer(nn.Module):
     def extra_repr(self) -> str:
         """What differs from the defaults, sizes first."""
         parts = [f"{self.input_size}, {self.hidden_size}"]
+        if isinstance(self, SABRNN):
+            parts.append(f"nonlinearity={self.nonlinearity}")
         defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         parts += [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
@@ -400,6 +412,8 @@ class _SABLayer(nn.Module):
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
             parts += [f"scorer={scorer}", f"weighting={self.config.weighting}"]
             parts += [f"forward={self.config.forward}", f"incorporate={self.config.incorporate}"]
+            sizes = {name: getattr(self.config, name) for name in ("attention_size", "max_microstates")}
+            parts += [f"{name}={size}" for name, size in sizes.items() if size is not None]
         return ", ".join(parts)
 
 
@@ -454,11 +468,28 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names} | {"device": weight.device, "dtype": weight.dtype}
 
 
-def _check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
-    lengths = torch.as_tensor(lengths).cpu()
-    if lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise TypeMistake(f"lengths must be whole numbers; got {lengths.dtype}.", "lengths")
+def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
+    """`torch.nn`'s form of a state as a list of its tensors."""
+    if not isinstance(hx, Tensor | tuple | list):
+        raise TypeMistake(f"hx must be {allowed}; got {type(hx).__name__}.", "hx")
+    given = [hx] if isinstance(hx, Tensor) else list(hx)
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            kind = "None" if tensor is None else type(tensor).__name__
+            raise TypeMistake(f"hx must be {allowed}; got {kind} in it.", "hx")
+    if len(given) != count:
+        raise ValueMistake(f"hx must be {allowed}; got {len(given)} tensors.", "hx")
+    return given
+
+
+def _check_lengths(lengths: Any, steps: int, batch: int) -> Tensor:
     allowed = f"lengths must be {batch} whole numbers, one a row, from 1 to {steps}"
+    try:
+        lengths = torch.as_tensor(lengths, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeMistake(f"{allowed}; got {lengths!r}.", "lengths") from None
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise TypeMistake(f"{allowed}; got {lengths.dtype}.", "lengths")
     if lengths.shape != (batch,):
         raise ValueMistake(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
     if lengths.min() < 1 or lengths.max() > steps:
@@ -470,7 +501,7 @@ def _reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
     """Each row of [T, B, ...] backwards in time, its padding left where it is."""
     if lengths is None:
         return sequence.flip(0)
-    step = torch.arange(sequence.shape[0]).unsqueeze(1)
+    step = torch.arange(sequence.shape[0], device="cpu").unsqueeze(1)
     source = torch.where(step < lengths, lengths - 1 - step, step).to(sequence.device)
     return sequence.gather(0, source.unsqueeze(-1).expand_as(sequence))
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, SABConfig
-from sab.errors import ValueMistake, check_choice, check_float, check_int
+from sab.errors import TypeMistake, ValueMistake, check_choice, check_float, check_int
 from sab.incorporations import INCORPORATIONS
 from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
 from sab.scorers import SCORERS
@@ -122,6 +122,8 @@ class SequenceModel(nn.Module):
         self.config = config
         self.encoding = check_choice("encoding", encoding, ENCODINGS)
         self.input_size = check_int("input_size", input_size, 1)
+        check_int("output_size", output_size, 1)
+        check_int("steps", steps, 1)
         memory = config.memory()
         layer_input = 1 if encoding == "scalar" else input_size
         self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
@@ -142,10 +144,20 @@ class SequenceModel(nn.Module):
 
     def _encode(self, inputs: Tensor) -> Tensor:
         if self.encoding == "onehot":
+            self._check_symbols(inputs)
             inputs = F.one_hot(inputs, self.input_size)
         elif self.encoding == "scalar":
             inputs = inputs.unsqueeze(-1)
         return inputs.to(self.readout.weight.dtype) * self.config.input_scale
+
+    def _check_symbols(self, inputs: Tensor) -> None:
+        allowed = f"inputs must be symbols, whole numbers from 0 to {self.input_size - 1}"
+        if inputs.dtype != torch.int64:
+            raise TypeMistake(f"{allowed}; got {inputs.dtype}.", "inputs")
+        if inputs.device.type == "cpu" and not torch.compiler.is_compiling() and inputs.numel() > 0:
+            lowest, highest = (int(edge) for edge in torch.aminmax(inputs))
+            if lowest < 0 or highest >= self.input_size:
+                raise ValueMistake(f"{allowed}; got {lowest if lowest < 0 else highest}.", "inputs")
 
     def _read(self, attention: Attention) -> Tensor:
         """What the readout sees of the last layer's attention."""

@@ -36,6 +36,9 @@ class Scorer(NamedTuple):
     """(weights, microstate [B, n], number [B]) -> key [B, d]."""
     score: Callable[[ScorerWeights, Tensor, Tensor], Tensor]
     """(weights, keys [B, S, d], provisional hidden state [B, n]) -> scores [B, S]."""
+    query_cancels: bool = False
+    """Whether scores are keys [B, S, 1] plus the same number for all, so that keys alone tell which are highest: also
+    where a large query would drown their differences in rounding."""
 
 
 def _affine_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
@@ -93,8 +96,8 @@ def _dot_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
 
 
 SCORERS: dict[str, Scorer] = {
-    "affine": Scorer(_affine_shapes, _affine_key, _affine_score),
-    "affine_tanh": Scorer(_affine_shapes, _affine_tanh_key, _affine_tanh_score),
+    "affine": Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True),
+    "affine_tanh": Scorer(_affine_shapes, _affine_tanh_key, _affine_tanh_score, query_cancels=True),
     "mlp": Scorer(_mlp_shapes, _linear_key, _mlp_score),
     "dot": Scorer(_dot_shapes, _linear_key, _dot_score),
 }

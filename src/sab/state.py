@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sab.errors import TypeMistake
+
 
 def _map(tensor: Tensor | None, function: Any) -> Any:
     return None if tensor is None else function(tensor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SABState:
     """The state of a layer after some steps: passed back in, the layer continues exactly.
 
@@ -41,6 +43,12 @@ class SABState:
         if self.c is not None:
             yield self.c
 
+    def __getitem__(self, index: int) -> Tensor:
+        return tuple(self)[index]
+
+    def __len__(self) -> int:
+        return 1 if self.c is None else 2
+
     def detach(self) -> SABState:
         """The same state, through which no gradient flows."""
         return self._replace_floats(lambda tensor: tensor.detach())
@@ -53,12 +61,12 @@ class SABState:
 
     def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
         """The state of these rows of the batch, in this order; a row may be named more than once."""
-        if isinstance(rows, int):
-            rows = [rows]
+        if rows is None:
+            raise TypeMistake("rows must be a number, a slice, or numbers or a mask of rows; got None.", "rows")
+        index = steps_index = rows
         if not isinstance(rows, slice):
-            rows = torch.as_tensor(rows)
-        index = rows if isinstance(rows, slice) else rows.to(self.h.device)
-        steps_index = rows if isinstance(rows, slice) else rows.cpu()
+            steps_index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))
+            index = steps_index.to(self.h.device)
         selected = self._replace_floats(lambda tensor: tensor[:, index])
         return replace(selected, numbers=self.numbers[:, index], steps=self.steps[steps_index])
 
@@ -81,7 +89,7 @@ class SABState:
         return replace(unbatched, numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
     """What each step selected; unpacks as `numbers, weights = attention`.
 
@@ -104,3 +112,7 @@ class Attention:
     def map(self, function: Any) -> Attention:
         """The same with `function` applied to each of its tensors."""
         return Attention(function(self.numbers), function(self.weights), function(self.summary))
+
+
+# They hold tensors alone, so torch.load may make them without being told to trust the file.
+torch.serialization.add_safe_globals([SABState, Attention])

@@ -34,10 +34,10 @@ def relu_norm(scores: Tensor, valid: Tensor) -> Tensor:
 
 def softmax(scores: Tensor, valid: Tensor) -> Tensor:
     scores = scores.masked_fill(~valid, -torch.inf)
-    shift = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)  # none valid: not -inf
+    shift = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)  # where all are -inf
     exponentials = torch.exp(scores - shift)
     total = exponentials.sum(-1, keepdim=True)
-    return exponentials / total.masked_fill(~valid.any(-1, keepdim=True), 1.0)
+    return exponentials / total.masked_fill(total == 0, 1.0)
 
 
 def softmax_sink(scores: Tensor, valid: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sab.errors import Mistake
 from sab.models import ModelConfig
-from sab.tasks import TASKS, Adding, Task
+from sab.tasks import TASKS, Adding, Split, Task
 from sab.training.config import TrainConfig
 from sab.training.run import RunConfig
 
@@ -108,8 +108,8 @@ def test_wrong_arguments_are_named(wrong: Callable[[Task], object], option: str)
 class Spoilt(Adding):
     where: str = "inputs"
 
-    def draw(self, generator: torch.Generator, batch_size: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = super().draw(generator, batch_size)
+    def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().draw(generator, batch_size, split)
         (inputs if self.where == "inputs" else targets)[-1] = float("nan")
         return inputs, targets
 

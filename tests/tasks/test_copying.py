@@ -80,3 +80,13 @@ def test_the_figure_shows_the_marker_and_the_ten_recalls() -> None:
 def test_wrong_options_are_named(options: dict) -> None:
     with pytest.raises(Mistake, match=f"^{next(iter(options))} must be"):
         Copying(**options)
+
+
+def test_uniform_lengths_are_for_training_alone() -> None:
+    task = Copying(length=7, lengths="uniform")
+    steps = {len(task.batch(0, index, 2)[0]) for index in range(100)}
+    assert steps == set(range(21, 28)), "every length from 1 to 7 is met"
+    assert all(len(task.batch(0, index, 2, split)[0]) == 27 for index in range(20) for split in ("valid", "test"))
+    inputs, targets = task.batch(0, 3, 2)
+    assert (inputs[-11] == 9).all()
+    assert torch.equal(targets[-10:], inputs[:10])

@@ -18,6 +18,8 @@ from sab.training.config import TrainConfig, resolve_device
         ("lr", 0.0),
         ("lr", float("nan")),
         ("lr", "fast"),
+        ("lr_decay", 1.5),
+        ("lr_decay", -0.1),
         ("clip", 0.0),
         ("clip", -1.0),
         ("seed", -1),
@@ -53,3 +55,12 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda")
+
+
+def test_the_learning_rate_falls_along_a_line_to_a_fiftieth() -> None:
+    config = TrainConfig(iterations=100, lr=1.0, lr_decay=0.5)
+    assert [config.lr_at(step) for step in (0, 25, 50)] == [1.0, 1.0, 1.0]
+    assert config.lr_at(75) == pytest.approx(0.51)
+    assert config.lr_at(100) == pytest.approx(0.02)
+    assert TrainConfig(iterations=100, lr=1.0).lr_at(100) == 1.0
+    assert TrainConfig(iterations=100, lr=1.0, lr_decay=1.0).lr_at(100) == 1.0

@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sab.models import ModelConfig
-from sab.tasks import Adding, Copying
+from sab.tasks import Adding, Copying, Split
 from sab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
 from sab.training import checkpoint as checkpoints
 from sab.training.checkpoint import load_model
@@ -246,8 +246,8 @@ def test_training_learns(tmp_path: Path) -> None:
     """Constant targets are learned at once: the loop does descend."""
 
     class One(Adding):
-        def draw(self, generator: torch.Generator, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs, targets = super().draw(generator, batch_size)
+        def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, targets = super().draw(generator, batch_size, split)
             return inputs, torch.ones_like(targets)
 
     config = TrainConfig(iterations=60, batch_size=4, lr=2e-2, eval_every=20, eval_batches=1)

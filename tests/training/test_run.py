@@ -86,6 +86,14 @@ def test_resuming_may_change_what_computes_nothing(tmp_path: Path, config: RunCo
     )
 
 
+def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp_path: Path, config: RunConfig) -> None:
+    falling = replace(config, training=replace(config.training, lr_decay=0.5))
+    run = Run.create(tmp_path / "run", falling)
+    run.check_resumable(falling)
+    with pytest.raises(ValueError, match=r"^iterations must be 8 to resume '.*', whose learning rate falls .*; got 99"):
+        run.check_resumable(replace(falling, training=replace(falling.training, iterations=99)))
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -121,7 +129,7 @@ def test_damaged_metrics_and_results_are_named(tmp_path: Path, run_training: Tra
 
 
 def test_default_folder_tells_what_is_in_it(config: RunConfig) -> None:
-    assert config.default_out() == Path("runs/copying-2-onehot-sab-lstm6-seed0")
+    assert config.default_out() == Path("runs/copying-2-sab-lstm6-seed0")
 
 
 def test_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

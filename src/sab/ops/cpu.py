@@ -7,10 +7,6 @@ thread takes its own rows of the batch through all the steps (see `native/recurr
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -34,8 +30,6 @@ INCORPORATIONS = ("add", "concat", "add_bounded")
 
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
-_all_threads = threading.Lock()
-"""Held while threads wait for each other, so that they all get to run."""
 
 
 def unsupported(x: Tensor, state: LayerState, cell_name: str, config: SABConfig) -> str | None:
@@ -44,6 +38,8 @@ def unsupported(x: Tensor, state: LayerState, cell_name: str, config: SABConfig)
         return f"the input is on {x.device.type}"
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return "it computes in float32 and float64 without autocast"
+    if torch._C._are_functorch_transforms_active():
+        return "function transforms are active"
     if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
         return "it does not have this cell, weighting or incorporation"
     if config.k_top > 0 and config.scorer not in SCORERS:
@@ -77,17 +73,18 @@ def run(
         weights.incorporate_bias,
     )
     first_kept, steps = plan.first_kept, len(x)
-    new_numbers = torch.arange(new_keys.shape[1]) + seen // config.k_att
+    new_numbers = torch.arange(new_keys.shape[1], device="cpu") + seen // config.k_att
     new_numbers = new_numbers.expand(x.shape[1], -1)
     kept = hidden[first_kept :: config.k_att].transpose(0, 1) if config.k_top > 0 else hidden[:0].transpose(0, 1)
     numbers = torch.cat([state.numbers, new_numbers], dim=1)
     chosen = F.pad(numbers, (0, 1), value=-1).gather(1, slots.transpose(0, 1).flatten(1) % (numbers.shape[1] + 1))
     chosen = chosen.view(x.shape[1], steps, config.k_top).transpose(0, 1)
-    h, c, ended = hidden[-1], cells[-1] if state.c is not None else None, torch.full_like(state.steps, steps)
+    h, c = hidden[-1].clone(), cells[-1].clone() if state.c is not None else None
+    ended = torch.full_like(state.steps, steps)
     if lengths is not None:
-        row, ended = torch.arange(x.shape[1]), lengths
+        row, ended = torch.arange(x.shape[1], device="cpu"), lengths
         h, c = hidden[lengths - 1, row], cells[lengths - 1, row] if c is not None else None
-        padding = (torch.arange(steps).unsqueeze(1) >= lengths).unsqueeze(-1)
+        padding = (torch.arange(steps, device="cpu").unsqueeze(1) >= lengths).unsqueeze(-1)
         hidden, summary = hidden.masked_fill(padding, 0.0), summary.masked_fill(padding, 0.0)
         chosen, attended = chosen.masked_fill(padding, -1), attended.masked_fill(padding, 0.0)
         late = (new_numbers + 1) * config.k_att - seen > lengths.unsqueeze(1)
@@ -121,7 +118,7 @@ class _Plan:
 # The members of `Arguments` in recurrence.cpp, in their order.
 SIZES = """
     steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
-    cell scorer weighting dense incorporation threads shared meetings
+    cell scorer weighting dense incorporation threads shared
 """.split()
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
@@ -185,7 +182,7 @@ class _Recurrence(torch.autograd.Function):
         h_hat = new(steps, batch, n)
         is_affine = config.k_top > 0 and config.scorer in ("affine", "affine_tanh")
         query = new(steps, batch, 0 if is_affine else keys.shape[-1])
-        selected = torch.full((steps, batch, config.k_top), -1)
+        selected = torch.full((steps, batch, config.k_top), -1, device="cpu")
         weights = x.new_zeros(steps, batch, config.k_top)
         norms = new(steps, batch)
         summary = x.new_zeros(steps, batch, n)
@@ -216,14 +213,16 @@ class _Recurrence(torch.autograd.Function):
         if w_incorporate is not None:
             scratch["joined"] = new(batch, 2 * n)
         arguments.set(**buffers, **scratch)
-        _run("forward", x.dtype, arguments, batch, w_hh.nbytes)
+        _run("forward", x.dtype, arguments, w_hh.nbytes)
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.first_slots, ctx.names = plan, first_slots, tuple(buffers)
         parameters = (x, w_ih, w_hh, w_memory, w_query, scorer_bias, v, w_incorporate)
         ctx.biases = (b_ih is not None, b_hh is not None)
         ctx.save_for_backward(*parameters, *buffers.values())
         ctx.mark_non_differentiable(selected)
-        return store[first_slots + 1 :], cells[1:], all_keys[:, first_slots:], selected, weights, summary
+        # A copy, so that whoever changes the output in place does not change what the backward reads.
+        hidden = store[first_slots + 1 :].clone()
+        return hidden, cells[1:], all_keys[:, first_slots:], selected, weights, summary
 
     @staticmethod
     @once_differentiable
@@ -271,7 +270,7 @@ class _Recurrence(torch.autograd.Function):
         if w_incorporate is not None:
             packed.append(_pack(w_incorporate, transposed=False))
             arguments.set(w_incorporate_back=packed[-1])
-        _run("backward", x.dtype, arguments, batch, w_hh.nbytes)
+        _run("backward", x.dtype, arguments, w_hh.nbytes)
 
         dx = (dgates @ w_ih) if ctx.needs_input_grad[1] else None
         dw_ih, db_ih = _outer(dgates, x), dgates.sum((0, 1))
@@ -343,26 +342,10 @@ def _arguments(
     return arguments
 
 
-def _run(direction: str, dtype: torch.dtype, arguments: _Arguments, batch: int, weights_bytes: int) -> None:
+def _run(direction: str, dtype: torch.dtype, arguments: _Arguments, weights_bytes: int) -> None:
     """Run a pass on torch's number of threads."""
-    function, pointer = _function(direction, dtype), ctypes.byref(arguments)
-    shared = weights_bytes > LARGEST_OWN_WEIGHTS and torch.get_num_threads() > 1
-    threads = torch.get_num_threads() if shared else min(torch.get_num_threads(), batch)
-    arguments.set(threads=threads, shared=shared, meetings=0)
-    with _all_threads if shared else nullcontext():
-        others = [_pool(threads).submit(function, pointer, thread) for thread in range(1, threads)]
-        function(pointer, 0)
-        for other in others:
-            other.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="sab")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the pool's threads
+    arguments.set(threads=torch.get_num_threads(), shared=weights_bytes > LARGEST_OWN_WEIGHTS)
+    _function(direction, dtype)(ctypes.byref(arguments))
 
 
 @cache
@@ -370,7 +353,7 @@ def _function(name: str, dtype: torch.dtype) -> Any:
     function = getattr(native.library(), f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
     function.restype = ctypes.c_int64 if name == "columns" else None
     if name in ("forward", "backward"):
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        function.argtypes = [ctypes.c_void_p]
     elif name == "pack":
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     return function

@@ -83,7 +83,8 @@ def _read(
             numbers.new_full((batch, config.k_top), -1), h.new_zeros(batch, config.k_top), torch.zeros_like(h)
         )
     scores = _score(h, microstates, keys, scorer, config)
-    selected = _select(scores, numbers, k)
+    cancels = isinstance(config.scorer, str) and SCORERS[config.scorer].query_cancels
+    selected = _select(keys.squeeze(-1) if cancels else scores, numbers, k)
     valid = numbers.gather(1, selected) >= 0
     weigh = WEIGHTINGS[config.weighting].weigh
     if config.forward == "sparse":
@@ -117,10 +118,13 @@ def _key(microstate: Tensor, number: Tensor, scorer: ScorerWeights, config: SABC
 def _score(h: Tensor, microstates: Tensor, keys: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:
     if callable(config.scorer):
         scores = config.scorer(microstates, h)
-        if scores.shape != microstates.shape[:2]:
-            expected = f"scores {list(microstates.shape[:2])}"
-            given = f"microstates {list(microstates.shape)} and h {list(h.shape)}"
-            raise ValueMistake(f"scorer must map {given} to {expected}; it gave {list(scores.shape)}.", "scorer")
+        given = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        if given != list(microstates.shape[:2]):
+            raise ValueMistake(
+                f"scorer must map microstates {list(microstates.shape)} and h {list(h.shape)} to scores "
+                f"{list(microstates.shape[:2])}; it gave {given}.",
+                "scorer",
+            )
         return scores.to(h.dtype)
     return SCORERS[config.scorer].score(scorer, keys, h).to(h.dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -75,7 +75,13 @@ class Task(ABC):
     @property
     def label(self) -> str:
         """Name and options in a form that suits a folder."""
-        return "-".join([self.name, *(str(value) for value in self.options().values())])
+        told = [field for field in fields(self) if not self._is_plain(field)]  # pyright: ignore[reportArgumentType]
+        return "-".join([self.name, *(str(getattr(self, field.name)) for field in told)])
+
+    def _is_plain(self, field: Field[Any]) -> bool:
+        """Whether an option is a word that nobody changed, which a label can do without."""
+        value = getattr(self, field.name)
+        return isinstance(value, str) and value == field.default
 
     def options(self) -> dict[str, Any]:
         """The options by name."""

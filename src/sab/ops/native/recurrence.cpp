@@ -7,12 +7,14 @@
 // not copied: it is the row of `store` that holds its hidden state.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 enum Cell { LSTM, GRU, RNN_TANH, RNN_RELU };
 enum Scorer { AFFINE, AFFINE_TANH, MLP, DOT };
@@ -22,8 +24,8 @@ enum Incorporation { ADD, CONCAT, ADD_BOUNDED };
 struct Arguments {
     int64_t steps, batch, n, key_size, first_slots, slots, k_top, k_att, k_trunc, seen, bias_size;
     int64_t cell, scorer, weighting, dense, incorporation;
-    // How many threads there are, whether they share products, and how often they have met so far (starts as 0).
-    int64_t threads, shared, meetings;
+    // How many threads there may be, and whether they share products.
+    int64_t threads, shared;
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
@@ -155,7 +157,7 @@ template <typename T> void add_scaled(T *out, T scale, const T *a, int64_t size)
 
 template <typename T> class Pass {
     const Arguments &a;
-    const int64_t thread, first, rows, n, gate_size;
+    const int64_t thread, threads, first, rows, n, gate_size;
     std::vector<T> scores;
 
     template <typename P> T *at(P *base, int64_t time, int64_t row, int64_t size) const {
@@ -181,11 +183,7 @@ template <typename T> class Pass {
     }
     // Waits until all threads have come here.
     void meet() const {
-        std::atomic_ref<int64_t> meetings(const_cast<int64_t &>(a.meetings));
-        int64_t before = meetings.fetch_add(1, std::memory_order_acq_rel);
-        int64_t all = (before / a.threads + 1) * a.threads;
-        for (int spins = 0; meetings.load(std::memory_order_acquire) < all; spins++)
-            if (spins > 1000) std::this_thread::yield();
+#pragma omp barrier
     }
     // C (+)= A B for this thread's rows, or where products are shared for its columns; A and C from the batch's first row.
     void product(int64_t n_size, int64_t k_size, const T *left, int64_t left_stride, const void *packed, T *out,
@@ -197,8 +195,8 @@ template <typename T> class Pass {
         }
         constexpr int64_t columns = Panel<T>::COLUMNS;
         int64_t panels = (n_size + columns - 1) / columns;
-        int64_t from = panels * thread / a.threads * columns;
-        int64_t to = std::min(panels * (thread + 1) / a.threads * columns, n_size);
+        int64_t from = panels * thread / threads * columns;
+        int64_t to = std::min(panels * (thread + 1) / threads * columns, n_size);
         meet();
         if (to > from)
             multiply<T>(a.batch, to - from, k_size, left, left_stride, static_cast<const T *>(packed) + from * k_size,
@@ -208,9 +206,9 @@ template <typename T> class Pass {
     bool affine() const { return a.scorer == AFFINE || a.scorer == AFFINE_TANH; }
 
   public:
-    Pass(const Arguments &arguments, int64_t thread)
-        : a(arguments), thread(thread), first(a.batch * thread / a.threads),
-          rows(a.batch * (thread + 1) / a.threads - first), n(arguments.n),
+    Pass(const Arguments &arguments, int64_t thread, int64_t threads)
+        : a(arguments), thread(thread), threads(threads), first(a.batch * thread / threads),
+          rows(a.batch * (thread + 1) / threads - first), n(arguments.n),
           gate_size(n * (arguments.cell == LSTM ? 4 : arguments.cell == GRU ? 3 : 1)), scores(arguments.slots + 1) {}
 
     void forward() {
@@ -598,17 +596,26 @@ template <typename T> class Pass {
     }
 };
 
+// Runs a pass on a team of threads: torch's own where it uses OpenMP too, so that no two teams compete for the cores.
+template <typename T> void run(const Arguments &arguments, bool is_forward) {
+#pragma omp parallel num_threads(arguments.threads)
+    {
+#if defined(_OPENMP)
+        Pass<T> pass(arguments, omp_get_thread_num(), omp_get_num_threads());
+#else
+        Pass<T> pass(arguments, 0, 1);
+#endif
+        is_forward ? pass.forward() : pass.backward();
+    }
+}
+
 #define EXPORT(TYPE)                                                                                                   \
     extern "C" int64_t sab_columns_##TYPE() { return Panel<TYPE>::COLUMNS; }                                           \
     extern "C" void sab_pack_##TYPE(const TYPE *b, int64_t k_size, int64_t n_size, bool transposed, TYPE *packed) {    \
         pack(b, k_size, n_size, transposed, packed);                                                                   \
     }                                                                                                                  \
-    extern "C" void sab_forward_##TYPE(const Arguments *arguments, int64_t thread) {                                   \
-        Pass<TYPE>(*arguments, thread).forward();                                                                      \
-    }                                                                                                                  \
-    extern "C" void sab_backward_##TYPE(const Arguments *arguments, int64_t thread) {                                  \
-        Pass<TYPE>(*arguments, thread).backward();                                                                     \
-    }
+    extern "C" void sab_forward_##TYPE(const Arguments *arguments) { run<TYPE>(*arguments, true); }                    \
+    extern "C" void sab_backward_##TYPE(const Arguments *arguments) { run<TYPE>(*arguments, false); }
 
 EXPORT(float)
 EXPORT(double)

@@ -1,0 +1,146 @@
+"""What the tests of the layers share: making layers, comparing tensors, taking all gradients, drawing cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import sab
+
+CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+SCORERS = ("affine", "affine_tanh", "mlp", "dot")
+WEIGHTINGS = ("relu", "relu_norm", "softmax", "softmax_sink")
+INCORPORATIONS = ("add", "concat", "add_bounded")
+WEIGHTINGS_AND_FORWARDS = [(weighting, "sparse") for weighting in WEIGHTINGS] + [
+    ("softmax", "dense"),
+    ("softmax_sink", "dense"),
+]
+DOUBLE = torch.float64
+PLAIN: dict[str, Any] = {"k_top": 0, "k_trunc": None}
+"""The options that make a layer `torch.nn`'s."""
+
+
+def make_layer(cell: str, *sizes: int, **options: Any) -> Any:
+    """A float64 layer of this cell unless options say otherwise; its type is Any, as it may be any of the three."""
+    options = {"dtype": DOUBLE} | options
+    if cell.startswith("rnn_"):
+        return sab.SABRNN(*sizes, nonlinearity=cell.removeprefix("rnn_"), **options)
+    return {"lstm": sab.SABLSTM, "gru": sab.SABGRU}[cell](*sizes, **options)
+
+
+def make_torch(cell: str, *sizes: int, **options: Any) -> Any:
+    """The `torch.nn` layer of this cell, in float64."""
+    options = {"dtype": DOUBLE} | options
+    if cell.startswith("rnn_"):
+        return nn.RNN(*sizes, nonlinearity=cell.removeprefix("rnn_"), **options)
+    return {"lstm": nn.LSTM, "gru": nn.GRU}[cell](*sizes, **options)
+
+
+def both(cell: str, *sizes: int, **options: Any) -> tuple[Any, Any]:
+    """A `torch.nn` layer and ours without memory, with the same weights."""
+    theirs = randomize(make_torch(cell, *sizes, **options))
+    ours = make_layer(cell, *sizes, **options, **PLAIN)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def randomize(layer: nn.Module, seed: int = 0, scale: float = 0.6) -> Any:
+    """Draw all parameters anew from a normal distribution: scores well apart, nothing zero or identity."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=DOUBLE) * scale)
+    return layer
+
+
+def randn(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(actual: Tensor, expected: Tensor, what: str = "", tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance, msg=lambda message: f"{what}: {message}"
+    )
+
+
+def weighted_sum(tensors: list[Tensor], seed: int = 7) -> Tensor:
+    """A scalar that depends on every entry of every tensor, each in its own way."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), dtype=DOUBLE)
+    for tensor in tensors:
+        total = total + (tensor * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)).sum()
+    return total
+
+
+def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients of `weighted_sum(outputs)`; zeros where there is no way."""
+    total = weighted_sum(outputs)
+    if not total.requires_grad:
+        return [torch.zeros_like(tensor) for tensor in inputs]
+    return list(torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True))
+
+
+@dataclass
+class Case:
+    """A layer's options and the shape of what it is run on."""
+
+    cell: str
+    sizes: tuple[int, int, int]
+    steps: int
+    batch: int
+    lengths: list[int]
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def layer(self) -> Any:
+        return randomize(make_layer(self.cell, *self.sizes, **self.options), self.seed)
+
+    def x(self) -> Tensor:
+        return randn(self.steps, self.batch, self.sizes[0], seed=self.seed + 1)
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_steps: int = 9, max_batch: int = 3, ragged: bool = True, **fixed: Any) -> Case:
+    """A random case; `fixed` holds a value, or a strategy for one, for each option that is not free."""
+
+    def take(name: str, strategy: st.SearchStrategy[Any]) -> Any:
+        given = fixed.get(name, strategy)
+        return draw(given) if isinstance(given, st.SearchStrategy) else given
+
+    steps = draw(st.integers(1, max_steps))
+    batch = draw(st.integers(1, max_batch))
+    weighting, forward = take("weighting_and_forward", st.sampled_from(WEIGHTINGS_AND_FORWARDS))
+    options = {
+        "bias": take("bias", st.booleans()),
+        "bidirectional": take("bidirectional", st.booleans()),
+        "k_top": take("k_top", st.integers(0, 4)),
+        "k_att": take("k_att", st.integers(1, 3)),
+        "k_trunc": take("k_trunc", st.none() | st.integers(1, 5)),
+        "scorer": take("scorer", st.sampled_from(SCORERS)),
+        "weighting": weighting,
+        "forward": forward,
+        "incorporate": take("incorporate", st.sampled_from(INCORPORATIONS)),
+        "attention_size": take("attention_size", st.none() | st.integers(1, 4)),
+        "max_microstates": take("max_microstates", st.none() | st.integers(1, 5)),
+        "backend": take("backend", st.sampled_from(["auto", "reference"])),
+    }
+    return Case(
+        cell=take("cell", st.sampled_from(CELLS)),
+        sizes=(draw(st.integers(1, 3)), draw(st.integers(1, 4)), take("num_layers", st.integers(1, 2))),
+        steps=steps,
+        batch=batch,
+        lengths=draw(st.lists(st.integers(1, steps), min_size=batch, max_size=batch)) if ragged else [steps] * batch,
+        options=options,
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@st.composite
+def pieces(draw: st.DrawFn, steps: int) -> list[slice]:
+    """A random division of `steps` into pieces of at least one step."""
+    cuts = sorted(draw(st.sets(st.integers(1, steps - 1), max_size=steps - 1))) if steps > 1 else []
+    return [slice(a, b) for a, b in zip([0, *cuts], [*cuts, steps], strict=True)]

@@ -1,0 +1,84 @@
+"""The choice of backend: `auto` always finds one, an explicit one that cannot says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import sab
+from sab.errors import Mistake
+from sab.ops import dispatch
+from tests.ops.cases import assert_close, make_layer, randn, randomize
+
+
+def call(backend: str, what: str) -> Any:
+    """Run a call that only the reference is sure to support."""
+    options: dict[str, Any] = {"k_top": 2, "k_att": 1, "backend": backend}
+    if what == "a callable":
+        options["scorer"] = lambda microstates, h: microstates.sum(-1)
+    if what == "bfloat16":
+        options["dtype"] = torch.bfloat16
+    layer = randomize(make_layer("lstm", 2, 3, **options))
+    x = randn(5, 2, 2).to(next(layer.parameters()).dtype)
+    if what == "ragged":
+        return layer(x, make_state(layer, x))[0]
+    if what == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer.float()(x.float())[0]
+    return layer(x)[0]
+
+
+def make_state(layer: Any, x: torch.Tensor) -> sab.SABState:
+    """The state after rows of different length, whichever backend the layer is bound to."""
+    twin = make_layer("lstm", 2, 3, k_top=2, k_att=1, backend="reference")
+    twin.load_state_dict(layer.state_dict())
+    return twin(x, lengths=[5, 2])[1]
+
+
+SPECIAL = ["a callable", "bfloat16", "ragged", "autocast"]
+
+
+@pytest.mark.parametrize("what", SPECIAL)
+def test_auto_equals_the_reference_where_no_other_backend_may(what: str) -> None:
+    assert torch.equal(call("auto", what), call("reference", what))
+
+
+@pytest.mark.parametrize("what", SPECIAL)
+@pytest.mark.parametrize("backend", [name for name in dispatch.BACKENDS if name != "reference"])
+def test_an_explicit_backend_computes_or_says_why_not(backend: str, what: str) -> None:
+    try:
+        output = call(backend, what)
+    except Mistake as mistake:
+        sentence, option = str(mistake), mistake.option
+    else:
+        assert_close(output, call("reference", what), tolerance=1e-2)
+        return
+    assert option == "backend"
+    assert sentence.startswith("backend must be ")
+    assert repr(backend) in sentence
+
+
+@pytest.mark.parametrize("backend", [name for name in dispatch.BACKENDS if name != "reference"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_backends_agree_on_a_long_sequence(backend: str, dtype: torch.dtype) -> None:
+    """Sizes that no other test has: many rows, odd widths, hundreds of steps."""
+    layer = make_layer("lstm", 5, 37, k_top=7, k_att=3, k_trunc=9, attention_size=19, scorer="mlp",
+                       incorporate="add_bounded", dtype=dtype, backend="reference")  # fmt: skip
+    other = make_layer("lstm", 5, 37, k_top=7, k_att=3, k_trunc=9, attention_size=19, scorer="mlp",
+                       incorporate="add_bounded", dtype=dtype, backend=backend)  # fmt: skip
+    other.load_state_dict(layer.state_dict())
+    x = randn(120, 9, 5).to(dtype)
+    try:
+        actual = other(x)[0]
+    except Mistake as mistake:
+        pytest.skip(str(mistake))
+    expected = layer(x)[0]
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+    assert_close(actual, expected, tolerance=tolerance)
+    actual.square().sum().backward()
+    expected.square().sum().backward()
+    for (name, p), q in zip(layer.named_parameters(), other.parameters(), strict=True):
+        error = (q.grad - p.grad).norm() / p.grad.norm()
+        assert error < tolerance, name

@@ -1,0 +1,128 @@
+"""The compiled library: built, cached, done without; and what is special about the loops in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sab.errors import Mistake
+from sab.ops import cpu, native
+from tests.ops.cases import CELLS, INCORPORATIONS, SCORERS, assert_close, gradients, make_layer, randn, randomize
+
+needs_library = pytest.mark.skipif(native.unavailable() is not None, reason=native.unavailable() or "")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine that has built nothing yet; its cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.library.cache_clear()
+    yield tmp_path / "sab"
+    native.library.cache_clear()
+
+
+@needs_library
+def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "FLAGS", ["-std=c++17", "-O0"])
+    assert native.unavailable() is None
+    (built,) = fresh.iterdir()
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("it was there"))
+    assert native.unavailable() is None
+    assert list(fresh.iterdir()) == [built]
+
+
+@needs_library
+def test_another_source_is_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    before = native._fingerprint(compiler)
+    changed = tmp_path / "changed.cpp"
+    changed.write_text(native.SOURCE.read_text() + "// changed\n")
+    monkeypatch.setattr(native, "SOURCE", changed)
+    assert native._fingerprint(compiler) != before
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("why", ["switched off", "no compiler", "no cache", "does not compile"])
+def test_without_it_the_reference_does_the_work(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    layer = make_layer("lstm", 3, 4, backend="auto")
+    x = randn(5, 2, 3)
+    expected = layer(x)[0]
+    if why == "switched off":
+        monkeypatch.setenv("SAB_NATIVE", "0")
+    elif why == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif why == "no cache":
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    elif shutil.which("c++") is None:
+        pytest.skip("there is no compiler to fail")
+    else:
+        broken = tmp_path / "broken.cpp"
+        broken.write_text("this is not C++\n")
+        monkeypatch.setattr(native, "SOURCE", broken)
+    native.library.cache_clear()
+    assert native.unavailable() is not None
+    assert_close(layer(x)[0], expected)
+    with pytest.raises(Mistake, match=r"^backend must be auto or one that supports this.*; 'cpu' does not: "):
+        make_layer("lstm", 3, 4, backend="cpu")(x)
+
+
+@needs_library
+@pytest.mark.parametrize("incorporate", INCORPORATIONS)
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_threads_that_share_products_give_the_same(
+    cell: str, scorer: str, incorporate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do for large weights; here also with more threads than rows."""
+    layer = randomize(make_layer(cell, 3, 7, k_top=2, k_trunc=3, scorer=scorer, incorporate=incorporate, backend="cpu"))
+    x = randn(9, 2, 3).requires_grad_()
+    leaves = [x, *layer.parameters()]
+    output = layer(x)[0]
+    expected = gradients([output], leaves)
+    monkeypatch.setattr(cpu, "LARGEST_OWN_WEIGHTS", 0)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        again = layer(x)[0]
+        assert_close(again, output)
+        for actual, wanted in zip(gradients([again], leaves), expected, strict=True):
+            assert_close(actual, wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_library
+@pytest.mark.parametrize("size", [1, 5, 16, 47, 48, 49, 100])
+@pytest.mark.parametrize("batch", [1, 7, 8, 9])
+def test_odd_sizes_in_float32(size: int, batch: int) -> None:
+    """Whole and partial panels and blocks of the matrix products; the error is that of float32."""
+    options = {"k_top": 3, "k_att": 1, "k_trunc": 4, "incorporate": "concat"}
+    exact = randomize(make_layer("lstm", 2, size, **options, backend="reference"), scale=1 / size**0.5)
+    fast = make_layer("lstm", 2, size, **options, backend="cpu", dtype=torch.float32)
+    fast.load_state_dict(exact.state_dict())
+    x = randn(6, batch, 2)
+    output, expected = fast(x.float())[0], exact(x)[0]
+    assert_close(output.double(), expected, tolerance=2e-5)
+    actuals = gradients([output.double()], [*fast.parameters()])
+    for actual, wanted in zip(actuals, gradients([expected], [*exact.parameters()]), strict=True):
+        assert (actual.double() - wanted).norm() <= 1e-4 * wanted.norm() + 1e-6
+
+
+@needs_library
+def test_functions_in_float32_are_exact_to_rounding() -> None:
+    """A plain tanh cell of one unit shows the library's own tanh."""
+    layer = make_layer("rnn_tanh", 1, 1, bias=False, k_top=0, k_trunc=None, dtype=torch.float32, backend="cpu")
+    with torch.no_grad():
+        layer.weight_ih_l0.fill_(1.0)
+        layer.weight_hh_l0.zero_()
+    x = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([0.0, 1e-30, -1e-7, 1e4, -1e4, 3e38])])
+    output = layer(x.view(1, -1, 1))[0].flatten().double()
+    exact = torch.tanh(x.double())
+    assert ((output - exact).abs() <= 4e-7 * exact.abs() + 1e-37).all()

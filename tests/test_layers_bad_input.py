@@ -1,0 +1,257 @@
+"""Every mistake gets one sentence that names the option, what is allowed and what was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence
+
+import sab
+from sab.errors import Mistake, TypeMistake, ValueMistake
+from tests.ops.cases import (
+    DOUBLE,
+    make_layer,
+    randn,
+)
+
+
+def check_mistake(error: BaseException, option: str, *words: str) -> None:
+    """One sentence that names the option and holds these words."""
+    assert isinstance(error, Mistake)
+    sentence = str(error)
+    assert error.option == option
+    assert sentence.startswith(option), sentence
+    assert sentence.endswith("."), sentence
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence, sentence
+
+
+BAD_OPTIONS: list[tuple[str, Any, type[Exception], str]] = [
+    *((name, value, TypeError, "at least 1") for name in ("input_size", "hidden_size", "num_layers")
+      for value in (2.0, "2", None, True, [2], torch.ones(2))),
+    *((name, value, ValueError, "at least 1") for name in ("input_size", "hidden_size", "num_layers")
+      for value in (0, -1)),
+    *((name, value, TypeError, "True or False") for name in ("bias", "batch_first", "bidirectional")
+      for value in (1, 0, None, "True")),
+    *(("dropout", value, TypeError, "at most 1") for value in ("0.1", None, True, [0.1])),
+    *(("dropout", value, ValueError, "at most 1") for value in (-0.1, 1.1, float("nan"), float("inf"))),
+    *((name, value, TypeError, "at least")
+      for name in ("k_top", "k_att", "k_trunc", "attention_size", "max_microstates")
+      for value in (1.5, "3", True, [1], torch.ones(2))),
+    ("k_top", None, TypeError, "at least 0"),
+    ("k_att", None, TypeError, "at least 1"),
+    ("k_top", -1, ValueError, "at least 0"),
+    *((name, value, ValueError, "at least 1") for name in ("k_att", "k_trunc", "attention_size", "max_microstates")
+      for value in (0, -3)),
+    ("scorer", "afine", ValueError, "affine, affine_tanh, mlp, dot, or a callable"),
+    *(("scorer", value, TypeError, "affine, affine_tanh, mlp, dot, or a callable") for value in (None, 3, ["mlp"])),
+    ("weighting", "sigmoid", ValueError, "relu, relu_norm, softmax, softmax_sink"),
+    *(("weighting", value, TypeError, "relu, relu_norm, softmax, softmax_sink") for value in (None, 3, torch.softmax)),
+    ("forward", "Sparse", ValueError, "sparse, dense"),
+    *(("forward", value, TypeError, "sparse, dense") for value in (None, True)),
+    ("incorporate", "sum", ValueError, "add, concat, add_bounded"),
+    *(("incorporate", value, TypeError, "add, concat, add_bounded") for value in (None, 1)),
+    ("backend", "gpu", ValueError, "auto, "),
+    *(("backend", value, TypeError, "auto, ") for value in (None, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "value", "kind", "allowed"), BAD_OPTIONS)
+@pytest.mark.parametrize("cls", [sab.SABLSTM, sab.SABRNN])
+def test_a_bad_option_is_named(cls: Any, option: str, value: Any, kind: type[Exception], allowed: str) -> None:
+    arguments: dict[str, Any] = {"input_size": 3, "hidden_size": 4} | {option: value}
+    with pytest.raises(kind) as caught:
+        cls(**arguments)
+    check_mistake(caught.value, option, allowed, repr(value))
+
+
+def test_a_bad_combination_is_named() -> None:
+    for weighting in ("relu", "relu_norm"):
+        with pytest.raises(ValueError, match="dense") as caught:
+            sab.SABLSTM(3, 4, weighting=weighting, forward="dense")
+        check_mistake(caught.value, "weighting", "softmax, softmax_sink", "dense", repr(weighting))
+
+
+@pytest.mark.parametrize("value", ["sigmoid", None, 3])
+def test_a_bad_nonlinearity_is_named(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        sab.SABRNN(3, 4, nonlinearity=value)
+    check_mistake(caught.value, "nonlinearity", "tanh, relu", repr(value))
+
+
+def test_unknown_options_are_refused_as_python_does() -> None:
+    for cls in (sab.SABLSTM, sab.SABGRU, sab.SABRNN):
+        unknown: dict[str, Any] = {"k_topp": 3}
+        with pytest.raises(TypeError, match="k_topp"):
+            cls(3, 4, **unknown)
+        with pytest.raises(TypeError):
+            cls(3, 4, 1, "tanh", True, False, 0.0, False, None, None, 5)  # type: ignore[arg-type]
+
+
+BAD_INPUTS: list[tuple[Any, type[Exception], str]] = [
+    (randn(5, 2, 4), ValueError, "[5, 2, 4]"),
+    (randn(5, 4), ValueError, "[5, 4]"),
+    (randn(3), ValueError, "[3]"),
+    (randn(1, 5, 2, 3), ValueError, "[1, 5, 2, 3]"),
+    (randn(), ValueError, "[]"),
+    (randn(0, 2, 3), ValueError, "[0, 2, 3]"),
+    (randn(5, 0, 3), ValueError, "[5, 0, 3]"),
+    (randn(0, 3), ValueError, "[0,"),
+    (randn(5, 2, 3).float(), TypeError, "torch.float32"),
+    (torch.zeros(5, 2, 3, dtype=torch.int64), TypeError, "torch.int64"),
+    (torch.zeros(5, 2, 3, dtype=torch.bool), TypeError, "torch.bool"),
+    (np.zeros((5, 2, 3)), TypeError, "ndarray"),
+    ([[1.0, 2.0, 3.0]], TypeError, "list"),
+    (None, TypeError, "NoneType"),
+    (pack_sequence([torch.zeros(3, 4, dtype=DOUBLE)]), ValueError, "4]"),
+    (pack_sequence([torch.zeros(3, 3)]), TypeError, "torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "given"), BAD_INPUTS)
+def test_a_bad_input_is_told(value: Any, kind: type[Exception], given: str) -> None:
+    with pytest.raises(kind) as caught:
+        make_layer("lstm", 3, 4)(value)
+    check_mistake(caught.value, "input", given)
+
+
+def test_nan_in_the_input_is_told_where() -> None:
+    x = randn(5, 2, 3)
+    x[3, 1, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN at step 3 of row 1") as caught:
+        make_layer("lstm", 3, 4)(x)
+    check_mistake(caught.value, "input")
+    with pytest.raises(ValueError, match="NaN at step 3 of row 1"):
+        make_layer("lstm", 3, 4, batch_first=True)(x.transpose(0, 1))
+    with pytest.raises(ValueError, match="NaN at step 3 of row 1"):
+        make_layer("lstm", 3, 4)(x, lengths=[1, 4])
+    with pytest.raises(ValueError, match="NaN at step 1 of row 0"):
+        make_layer("lstm", 3, 4)(pack_sequence([torch.tensor([[0.0] * 3, [torch.nan] * 3], dtype=DOUBLE)]))
+
+
+H = torch.zeros(1, 2, 4, dtype=DOUBLE)
+BAD_STATES: list[tuple[str, Any, type[Exception], str]] = [
+    ("lstm", H, ValueError, "(h, c)"),
+    ("lstm", (H,), ValueError, "(h, c)"),
+    ("lstm", (H, H, H), ValueError, "(h, c)"),
+    ("gru", (H, H), ValueError, "hx must be h "),
+    ("lstm", (), ValueError, "(h, c)"),
+    ("lstm", "state", TypeError, "str"),
+    ("lstm", 3, TypeError, "int"),
+    ("lstm", {"h": H, "c": H}, TypeError, "dict"),
+    ("gru", H.numpy(), TypeError, "ndarray"),
+    ("lstm", (H, None), TypeError, "None"),
+    ("lstm", (H, "c"), TypeError, "str"),
+    ("lstm", (H.numpy(), H.numpy()), TypeError, "ndarray"),
+    ("lstm", (H[0], H[0]), ValueError, "[2, 4]"),
+    ("lstm", (H, H[:, :1]), ValueError, "[1, 1, 4]"),
+    ("lstm", (H[..., :3], H), ValueError, "[1, 2, 3]"),
+    ("gru", torch.zeros(2, 2, 4, dtype=DOUBLE), ValueError, "[2, 2, 4]"),
+    ("lstm", (H.float(), H.float()), TypeError, "torch.float32"),
+    ("gru", H.long(), TypeError, "torch.int64"),
+]
+
+
+@pytest.mark.parametrize(("cell", "hx", "kind", "given"), BAD_STATES)
+def test_a_bad_hx_is_told(cell: str, hx: Any, kind: type[Exception], given: str) -> None:
+    with pytest.raises(kind) as caught:
+        make_layer(cell, 3, 4)(randn(5, 2, 3), hx)
+    check_mistake(caught.value, "hx", given)
+
+
+@pytest.mark.parametrize(
+    ("hx", "kind", "given"),
+    [
+        ((1, 2), TypeError, "int"),
+        ((H, H), ValueError, "[1, 2, 4]"),
+        ((H[:, :1], H[:, :1]), ValueError, "[1, 1, 4]"),
+        ((H[0, :1, :3], H[0, :1]), ValueError, "[1, 3]"),
+    ],
+)
+def test_a_bad_hx_of_unbatched_input_is_told_in_its_own_shape(hx: Any, kind: type[Exception], given: str) -> None:
+    with pytest.raises(kind) as caught:
+        make_layer("lstm", 3, 4)(randn(5, 3), hx)
+    check_mistake(caught.value, "hx", f"got {given}")
+
+
+def test_a_state_of_another_layer_is_refused() -> None:
+    x = randn(5, 2, 3)
+    state = make_layer("lstm", 3, 4, scorer="dot", attention_size=2, k_top=2)(x)[1]
+    others = {
+        "another size": make_layer("lstm", 3, 5, scorer="dot", attention_size=2, k_top=2),
+        "another cell": make_layer("gru", 3, 4, scorer="dot", attention_size=2, k_top=2),
+        "another scorer": make_layer("lstm", 3, 4, scorer="affine", k_top=2),
+        "other keys": make_layer("lstm", 3, 4, scorer="dot", attention_size=3, k_top=2),
+        "more layers": make_layer("lstm", 3, 4, 2, scorer="dot", attention_size=2, k_top=2),
+        "another type": make_layer("lstm", 3, 4, scorer="dot", attention_size=2, k_top=2, dtype=torch.float32),
+    }
+    for layer in others.values():
+        with pytest.raises(Mistake) as caught:
+            layer(x.to(next(layer.parameters()).dtype), state)
+        check_mistake(caught.value, "hx")
+    layer = make_layer("lstm", 3, 4, scorer="dot", attention_size=2, k_top=2)
+    with pytest.raises(ValueError, match="hx must have h of shape"):
+        layer(randn(5, 3, 3), state)
+    with pytest.raises(ValueError, match="hx must have h of shape"):
+        layer(x[:, 0], state)
+    with pytest.raises(ValueError, match="hx must have h of shape"):
+        layer(x, layer(x[:, 0])[1])
+
+
+BAD_LENGTHS: list[tuple[Any, type[Exception], str]] = [
+    ([5], ValueError, "[1]"),
+    ([5, 5, 5], ValueError, "[3]"),
+    ([[5, 5]], ValueError, "[1, 2]"),
+    (5, ValueError, "[]"),
+    ([0, 5], ValueError, "[0, 5]"),
+    ([-1, 5], ValueError, "[-1, 5]"),
+    ([5, 6], ValueError, "[5, 6]"),
+    ([5.0, 5.0], TypeError, "float"),
+    ([True, True], TypeError, "bool"),
+    (torch.tensor([5, 5]) * 1j, TypeError, "complex"),
+    ("55", TypeError, "'55'"),
+    ([5, None], TypeError, "[5, None]"),
+    ({"a": 5}, TypeError, "{'a': 5}"),
+    ([[5], [5, 5]], (TypeError, ValueError), "[[5], [5, 5]]"),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("lengths", "kind", "given"), BAD_LENGTHS)
+def test_bad_lengths_are_told(lengths: Any, kind: type[Exception], given: str) -> None:
+    with pytest.raises(kind) as caught:
+        make_layer("lstm", 3, 4)(randn(5, 2, 3), lengths=lengths)
+    check_mistake(caught.value, "lengths", "whole numbers", given)
+
+
+def test_lengths_beside_a_packed_sequence_are_refused() -> None:
+    packed = pack_sequence([randn(3, 3), randn(2, 3)])
+    with pytest.raises(ValueError, match="PackedSequence") as caught:
+        make_layer("lstm", 3, 4)(packed, lengths=torch.tensor([3, 2]))
+    check_mistake(caught.value, "lengths")
+
+
+def test_double_input_under_autocast_is_told() -> None:
+    layer = sab.SABLSTM(3, 4)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError) as caught:
+        layer(randn(5, 2, 3))
+    check_mistake(caught.value, "input", "torch.float64")
+
+
+def test_mistakes_are_what_python_code_catches() -> None:
+    assert issubclass(ValueMistake, ValueError)
+    assert issubclass(TypeMistake, TypeError)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+def test_good_input_of_any_small_size_is_taken(steps: int, batch: int, size: int) -> None:
+    layer = make_layer("gru", size, size, k_top=3, k_att=1, k_trunc=1)
+    output, state = layer(randn(steps, batch, size))
+    assert output.shape == (steps, batch, size)
+    assert torch.equal(output[-1], state.h[0])

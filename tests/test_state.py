@@ -1,0 +1,221 @@
+"""SABState and Attention: unpacking, detaching, moving, selecting rows, storing, and going on from there exactly."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sab
+from tests.ops.cases import DOUBLE, Case, assert_close, cases, make_layer, randn, randomize
+
+
+def ragged_state(cell: str = "lstm", **options: Any) -> tuple[Any, sab.SABState]:
+    """A layer and the state after three rows of different length."""
+    layer = randomize(make_layer(cell, 2, 3, 2, **{"k_top": 2, "k_att": 1} | options))
+    return layer, layer(randn(6, 3, 2), lengths=[6, 2, 5])[1]
+
+
+def test_it_unpacks_like_torch() -> None:
+    _, state = ragged_state("lstm")
+    h, c = state
+    assert h is state.h
+    assert c is state.c
+    assert h.shape == c.shape == (2, 3, 3)
+    _, state = ragged_state("gru")
+    (h,) = state
+    assert h is state.h
+    assert state.c is None
+    assert list(state) == [h]
+    assert len(tuple(iter(state))) == 1
+
+
+def test_its_h_and_c_start_a_layer_with_an_empty_memory() -> None:
+    layer, state = ragged_state()
+    output, fresh = layer(randn(1, 3, 2), tuple(state))
+    assert_close(output, layer.to_torch()(randn(1, 3, 2), tuple(state))[0])
+    assert fresh.steps.tolist() == [1, 1, 1]
+
+
+def test_what_it_holds() -> None:
+    layer, state = ragged_state(k_att=2)
+    assert state.steps.tolist() == [6, 2, 5]
+    assert state.steps.dtype == torch.int64
+    assert state.numbers[0].tolist() == [[0, 1, 2], [0, -1, -1], [0, 1, -1]]
+    assert state.microstates.shape == (2, 3, 3, 3)
+    assert state.keys.shape == (2, 3, 3, 3)
+    output = layer(randn(6, 3, 2))[0]
+    assert_close(state.microstates[1, 0], output[1::2, 0])
+
+
+def test_it_cannot_be_changed() -> None:
+    _, state = ragged_state()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.h = state.h  # type: ignore[misc]
+
+
+def test_states_can_be_compared_without_an_error() -> None:
+    layer, state = ragged_state()
+    other = layer(randn(6, 3, 2), lengths=[6, 2, 5])[1]
+    assert state == state
+    assert isinstance(state == other, bool)
+    assert len({state, other}) in (1, 2)
+
+
+def test_detach_cuts_everything_and_copies_nothing() -> None:
+    _, state = ragged_state()
+    assert state.h.requires_grad
+    assert state.microstates.requires_grad
+    detached = state.detach()
+    assert isinstance(detached, sab.SABState)
+    for name in ("h", "c", "microstates", "keys"):
+        before, after = getattr(state, name), getattr(detached, name)
+        assert not after.requires_grad
+        assert after.data_ptr() == before.data_ptr()
+    assert torch.equal(detached.steps, state.steps)
+    assert torch.equal(detached.numbers, state.numbers)
+    assert state.h.requires_grad
+
+
+@pytest.mark.parametrize("arguments", [(torch.float32,), ("cpu", torch.float32), (torch.zeros(1),)])
+def test_to_another_type_leaves_whole_numbers(arguments: Any) -> None:
+    layer, state = ragged_state()
+    moved = state.to(*arguments)
+    assert isinstance(moved, sab.SABState)
+    assert moved.h.dtype == moved.microstates.dtype == moved.keys.dtype == torch.float32
+    assert moved.c is not None
+    assert moved.c.dtype == torch.float32
+    assert moved.numbers.dtype == moved.steps.dtype == torch.int64
+    output = layer.float()(randn(3, 3, 2).float(), moved)[0]
+    assert_close(output.double(), layer.double()(randn(3, 3, 2), state)[0], tolerance=1e-4)
+
+
+def test_to_another_device_leaves_steps_on_the_cpu() -> None:
+    _, state = ragged_state()
+    for moved in (state.to("meta"), state.to(torch.device("meta")), state.to(device="meta")):
+        assert moved.h.is_meta
+        assert moved.microstates.is_meta
+        assert moved.keys.is_meta
+        assert moved.numbers.is_meta
+        assert moved.steps.device.type == "cpu"
+
+
+ROWS: list[tuple[Any, list[int]]] = [
+    (1, [1]),
+    (-1, [2]),
+    (slice(1, None), [1, 2]),
+    (slice(None), [0, 1, 2]),
+    ([2, 0], [2, 0]),
+    ((2, 0), [2, 0]),
+    (range(2), [0, 1]),
+    ([1, 1, 1, 0], [1, 1, 1, 0]),
+    ([True, False, True], [0, 2]),
+    (torch.tensor([True, False, True]), [0, 2]),
+    (torch.tensor([2, 1]), [2, 1]),
+    (torch.tensor([2, 1], dtype=torch.int32), [2, 1]),
+    (np.array([2, 1]), [2, 1]),
+    (torch.tensor(1), [1]),
+    (np.int64(1), [1]),
+]
+
+
+@pytest.mark.parametrize(("rows", "expected"), ROWS, ids=[str(rows) for rows, _ in ROWS])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_selected_rows_continue_exactly(cell: str, rows: Any, expected: list[int]) -> None:
+    layer, state = ragged_state(cell)
+    x = randn(5, 3, 2, seed=4)
+    whole, whole_state = layer(x, state)
+    selected = state.select(rows)
+    assert selected.h.shape == (2, len(expected), 3)
+    assert selected.steps.tolist() == [[6, 2, 5][row] for row in expected]
+    output, end = layer(x[:, expected], selected)
+    assert_close(output, whole[:, expected])
+    assert_close(end.h, whole_state.h[:, expected])
+    assert torch.equal(end.steps, whole_state.steps[expected])
+
+
+@given(cases(bidirectional=False), st.data())
+def test_selecting_and_continuing_equals_continuing_and_selecting(case: Case, data: st.DataObject) -> None:
+    layer = case.layer()
+    state = layer(case.x(), lengths=torch.tensor(case.lengths))[1]
+    rows = data.draw(st.lists(st.integers(0, case.batch - 1), min_size=1, max_size=4))
+    x = randn(4, case.batch, layer.input_size, seed=3)
+    assert_close(layer(x[:, rows], state.select(rows))[0], layer(x, state)[0][:, rows])
+
+
+def test_selection_keeps_the_gradient() -> None:
+    layer = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1))
+    x = randn(4, 2, 2).requires_grad_()
+    output = layer(randn(2, 1, 2), layer(x)[1].select(1))[0]
+    gradient = torch.autograd.grad(output.sum(), x)[0]
+    assert gradient[:, 1].any()
+    assert not gradient[:, 0].any()
+
+
+@pytest.mark.parametrize("rows", [3, -4, [0, 3], [True, False], "a", 1.5, [0.5], None])
+def test_rows_that_are_not_there(rows: Any) -> None:
+    _, state = ragged_state()
+    with pytest.raises((IndexError, TypeError)):
+        state.select(rows)
+
+
+@pytest.mark.parametrize("unbatched", [False, True])
+def test_copies_and_pickles_continue_exactly(unbatched: bool) -> None:
+    layer, state = ragged_state()
+    x = randn(4, 3, 2, seed=2)
+    if unbatched:
+        state, x = layer(randn(6, 2))[1], x[:, 0]
+    expected = layer(x, state)[0]
+    state = state.detach()
+    for twin in (copy.deepcopy(state), pickle.loads(pickle.dumps(state)), copy.copy(state)):
+        assert isinstance(twin, sab.SABState)
+        assert torch.equal(layer(x, twin)[0], expected)
+
+
+def test_torch_save_and_load() -> None:
+    """With `torch.load`'s default, which loads no classes but those that were declared safe."""
+    layer, state = ragged_state()
+    _, _, attention = layer(randn(2, 3, 2), state, return_attention=True)
+    file = io.BytesIO()
+    torch.save({"state": state.detach(), "attention": attention.map(torch.Tensor.detach)}, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert torch.equal(layer(randn(4, 3, 2), loaded["state"])[0], layer(randn(4, 3, 2), state)[0])
+    assert torch.equal(loaded["attention"].numbers, attention.numbers)
+
+
+def test_attention_unpacks_and_maps() -> None:
+    attention = sab.Attention(torch.zeros(2, 1, 3, dtype=torch.int64), torch.ones(2, 1, 3), torch.ones(2, 1, 4))
+    numbers, weights = attention
+    assert numbers is attention.numbers
+    assert weights is attention.weights
+    mapped = attention.map(lambda tensor: tensor[0])
+    assert mapped.numbers.shape == mapped.weights.shape == (1, 3)
+    assert mapped.summary.shape == (1, 4)
+
+
+def test_a_plain_layer_keeps_no_memory() -> None:
+    layer = make_layer("gru", 2, 3, k_top=0, k_att=1)
+    state = layer(randn(6, 2, 2))[1]
+    assert state.microstates.shape == (1, 2, 0, 3)
+    assert state.keys.shape[:3] == (1, 2, 0)
+    assert state.microstates.dtype == DOUBLE
+    assert layer(randn(6, 2, 2), state, return_attention=True)[2].numbers.shape == (6, 2, 0)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_state_is_indexed_like_a_tuple(cell: str) -> None:
+    _, state = ragged_state(cell)
+    assert state[0] is state.h
+    assert len(state) == len(tuple(state))
+    assert state[-1] is (state.h if cell == "gru" else state.c)
+    with pytest.raises(IndexError):
+        state[2]
