@@ -276,7 +276,7 @@ class _Recurrence(torch.autograd.Function):
         dw_ih, db_ih = _outer(dgates, x), dgates.sum((0, 1))
         h_in = store[first_slots : first_slots + steps]
         dhidden = work["dhidden"]
-        dw_hh, db_hh = _outer(dhidden, h_in), dhidden.sum((0, 1))
+        dw_hh, db_hh = _outer(dhidden, h_in), db_ih if dhidden is dgates else dhidden.sum((0, 1))
         dw_memory = dw_query = dscorer_bias = dv = dw_incorporate = db_incorporate = None
         if w_memory is not None:
             microstates = store[first_slots + 1 + plan.first_kept :: config.k_att]
