@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,63 @@ def test_good_input_of_any_small_size_is_taken(steps: int, batch: int, size: int
     output, state = layer(randn(steps, batch, size))
     assert output.shape == (steps, batch, size)
     assert torch.equal(output[-1], state.h[0])
+
+
+def test_a_state_with_memory_is_refused_by_a_layer_without() -> None:
+    state = sab.SABLSTM(3, 4, scorer=lambda microstates, h: microstates.norm(dim=-1))(torch.zeros(5, 2, 3))[1]
+    for backend in ("auto", "reference"):
+        with pytest.raises(ValueError, match=r"hx must have microstates of shape \[1, 2, 0, 4\]; got \[1, 2, 2, 4\]"):
+            sab.SABLSTM(3, 4, k_top=0, scorer="affine", incorporate="concat", backend=backend)(
+                torch.zeros(5, 2, 3), state
+            )
+
+
+def test_states_made_by_hand_are_checked() -> None:
+    layer = sab.SABGRU(3, 4)
+    _, state = layer(torch.zeros(5, 2, 3))
+    for change, words in (
+        ({"steps": torch.tensor([-1, 5])}, "steps of at least 0; got [-1, 5]"),
+        ({"steps": state.steps.double()}, "steps of type torch.int64; got torch.float64"),
+        ({"numbers": state.numbers.float()}, "numbers of type torch.int64; got torch.float32"),
+        ({"keys": state.keys.double()}, "keys of type torch.float32; got torch.float64"),
+    ):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            layer(torch.zeros(5, 2, 3), dataclasses.replace(state, **change))
+        check_mistake(caught.value, "hx", words)
+
+
+@pytest.mark.parametrize("option", ["k_top", "k_att", "k_trunc"])
+def test_numbers_past_64_bits_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{option} must be .*, and at most 9223372036854775807; got {2**64}"):
+        sab.SABLSTM(3, 4, **{option: 2**64})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_huge_k_top_means_all_and_costs_no_more() -> None:
+    x = randn(9, 2, 3)
+    layer = make_layer("lstm", 3, 4, k_top=10**9)
+    few = make_layer("lstm", 3, 4, k_top=4)
+    few.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x)[0], few(x)[0])
+    assert layer.config.k_top == 10**9
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, "float32"])
+def test_a_type_that_is_not_floating_point_is_refused(dtype: Any) -> None:
+    with pytest.raises(TypeError, match=r"^dtype must be a floating-point type of torch; got "):
+        sab.SABLSTM(3, 4, dtype=dtype)
+
+
+def test_a_class_is_no_scorer() -> None:
+    with pytest.raises(TypeError, match=r"^scorer must be one of .*, or a callable; got "):
+        sab.SABLSTM(3, 4, scorer=torch.nn.Bilinear)  # pyright: ignore[reportArgumentType]
+
+
+def test_one_length_for_unbatched_input() -> None:
+    layer = sab.SABLSTM(3, 4)
+    x = torch.randn(5, 3)
+    assert torch.equal(layer(x, lengths=3)[0][:3], layer(x[:3])[0])  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_only_a_state_can_be_compact() -> None:
+    with pytest.raises(TypeError, match=r"^state must be a SABState; got tuple"):
+        sab.SABLSTM(3, 4).compact((torch.zeros(1), torch.zeros(1)))  # pyright: ignore[reportArgumentType]

@@ -52,7 +52,7 @@ class SABConfig:
         }
         for option, value in whole.items():
             object.__setattr__(self, option, value)  # a plain int also where a NumPy one was given
-        if not callable(self.scorer):
+        if not callable(self.scorer) or isinstance(self.scorer, type):  # a class is no scorer, but its instance may be
             check_choice("scorer", self.scorer, SCORERS, also=", or a callable")
         check_choice("weighting", self.weighting, WEIGHTINGS)
         check_choice("forward", self.forward, FORWARDS)

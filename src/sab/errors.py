@@ -11,6 +11,9 @@ import operator
 from collections.abc import Iterable
 from typing import Any, overload
 
+LARGEST_INT = 2**63 - 1
+"""What torch's and the kernels' integers hold."""
+
 
 class Mistake(Exception):
     """A mistake of the caller. `option` is the name of what was wrong, if one option was."""
@@ -29,13 +32,14 @@ class TypeMistake(Mistake, TypeError):
 
 
 @overload
-def check_int(option: str, value: Any, minimum: int) -> int: ...
+def check_int(option: str, value: Any, minimum: int, *, maximum: int | None = None) -> int: ...
 @overload
-def check_int(option: str, value: Any, minimum: int, optional: bool) -> int | None: ...
-def check_int(option: str, value: Any, minimum: int, optional: bool = False) -> int | None:
-    """`value` as an int of at least `minimum`, or None where that is allowed."""
+def check_int(option: str, value: Any, minimum: int, optional: bool, maximum: int | None = None) -> int | None: ...
+def check_int(option: str, value: Any, minimum: int, optional: bool = False, maximum: int | None = None) -> int | None:
+    """`value` as an int of at least `minimum` and at most `maximum` (or what 64 bits hold), or None where allowed."""
     if value is None and optional:
         return None
+    largest = LARGEST_INT if maximum is None else maximum
     allowed = f"a whole number of at least {minimum}" + (", or None" if optional else "")
     if isinstance(value, bool):
         raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
@@ -43,6 +47,8 @@ def check_int(option: str, value: Any, minimum: int, optional: bool = False) -> 
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option) from None
+    if number > largest:
+        raise ValueMistake(f"{option} must be {allowed}, and at most {largest}; got {value!r}.", option)
     if number < minimum:
         raise ValueMistake(f"{option} must be {allowed}; got {value!r}.", option)
     return number

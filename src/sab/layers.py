@@ -69,6 +69,8 @@ class _SABLayer(nn.Module):
         self.batch_first = check_bool("batch_first", batch_first)
         self.dropout = check_float("dropout", dropout, minimum=0.0, maximum=1.0)
         self.bidirectional = check_bool("bidirectional", bidirectional)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeMistake(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
         self.config = SABConfig(
             k_top=k_top,
             k_att=k_att,
@@ -225,7 +227,11 @@ class _SABLayer(nn.Module):
             attention = attention.map(lambda tensor: tensor.transpose(-3, -2))
         if packed is not None:
             result = _pack_like(packed, output)
-        return (result, state, attention) if return_attention else (result, state)
+        if not return_attention:
+            return result, state
+        missing = self.config.k_top - attention.numbers.shape[-1]
+        padded = F.pad(attention.numbers, (0, missing), value=-1), F.pad(attention.weights, (0, missing))
+        return result, state, Attention(*padded, attention.summary)
 
     def _time_major(self, input: Input, lengths: Tensor | None) -> tuple[Tensor, Tensor | None, PackedSequence | None]:
         """The input as [T, B, input_size] with zeros for padding, the lengths on the CPU, and the packing if any."""
@@ -250,7 +256,8 @@ class _SABLayer(nn.Module):
         is_autocast = torch.is_autocast_enabled(x.device.type)
         if x.dtype != self._dtype and not (is_autocast and x.dtype in _AUTOCAST_TYPES):
             raise TypeMistake(f"input must be of the layer's type {self._dtype}; got {x.dtype}.", "input")
-        if x.dim() == 2:
+        unbatched = x.dim() == 2
+        if unbatched:
             x = x.unsqueeze(1)
         elif self.batch_first and packed is None:
             x = x.transpose(0, 1)
@@ -260,7 +267,7 @@ class _SABLayer(nn.Module):
                 "input",
             )
         if lengths is not None:
-            lengths = _check_lengths(lengths, steps=x.shape[0], batch=x.shape[1])
+            lengths = _check_lengths(lengths, x.shape[0], x.shape[1], unbatched)
             padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
             x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
         if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
@@ -296,7 +303,7 @@ class _SABLayer(nn.Module):
 
     def _check_state(self, state: SABState, x: Tensor, unbatched: bool) -> None:
         layers, batch, n = len(self._suffixes), x.shape[1], self.hidden_size
-        slots = state.microstates.shape[2] if state.microstates.dim() == 4 else -1
+        slots = state.microstates.shape[2] if state.microstates.dim() == 4 and self.config.k_top > 0 else 0
         expected = {
             "h": [layers, batch, n],
             "c": [layers, batch, n] if CELLS[self.cell].has_c else None,
@@ -312,13 +319,19 @@ class _SABLayer(nn.Module):
                 if unbatched:  # told as the caller sees them, without a batch
                     shape, given = (told and told[:1] + told[2:] for told in (shape, given))
                 raise ValueMistake(f"hx must have {name} of shape {shape}; got {given}.", "hx")
-            if name in ("h", "c") and tensor is not None and tensor.dtype != self._dtype:
-                raise TypeMistake(f"hx must have {name} of the layer's type {self._dtype}; got {tensor.dtype}.", "hx")
+            dtype = torch.int64 if name in ("numbers", "steps") else self._dtype
+            if tensor is not None and tensor.dtype != dtype:
+                raise TypeMistake(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
+        if state.steps.min() < 0:
+            raise ValueMistake(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
 
     def _run_layers(self, x: Tensor, lengths: Tensor | None, state: SABState) -> tuple[Tensor, SABState, Attention]:
         config = self.config
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, by a wrapper of it say
+        most = state.microstates.shape[2] + math.ceil(len(x) / config.k_att)
+        if config.k_top > most:  # so many there are not, and buffers of k_top would be all padding
+            config = replace(config, k_top=most)
         states, attentions = [], []
         for layer in range(self.num_layers):
             outputs = []
@@ -361,6 +374,8 @@ class _SABLayer(nn.Module):
         The affine scorers never select again what once fell out of the k_top best, so for them, with a sparse
         forward, k_top microstates are all that is kept; for everything else this is `state` itself.
         """
+        if not isinstance(state, SABState):
+            raise TypeMistake(f"state must be a SABState; got {type(state).__name__}.", "state")
         slots, k = state.microstates.shape[-2], self.config.k_top
         if not self._is_affine or self.config.forward == "dense" or slots <= k:
             return state
@@ -482,7 +497,7 @@ def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
     return given
 
 
-def _check_lengths(lengths: Any, steps: int, batch: int) -> Tensor:
+def _check_lengths(lengths: Any, steps: int, batch: int, unbatched: bool) -> Tensor:
     allowed = f"lengths must be {batch} whole numbers, one a row, from 1 to {steps}"
     try:
         lengths = torch.as_tensor(lengths, device="cpu")
@@ -490,6 +505,8 @@ def _check_lengths(lengths: Any, steps: int, batch: int) -> Tensor:
         raise TypeMistake(f"{allowed}; got {lengths!r}.", "lengths") from None
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise TypeMistake(f"{allowed}; got {lengths.dtype}.", "lengths")
+    if unbatched and lengths.dim() == 0:
+        lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise ValueMistake(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
     if lengths.min() < 1 or lengths.max() > steps:

@@ -20,9 +20,9 @@ needs_library = pytest.mark.skipif(native.unavailable() is not None, reason=nati
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine that has built nothing yet; its cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.library.cache_clear()
+    native._find.cache_clear()
     yield tmp_path / "sab"
-    native.library.cache_clear()
+    native._find.cache_clear()
 
 
 @needs_library
@@ -30,7 +30,7 @@ def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(native, "FLAGS", ["-std=c++17", "-O0"])
     assert native.unavailable() is None
     (built,) = fresh.iterdir()
-    native.library.cache_clear()
+    native._find.cache_clear()
     monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("it was there"))
     assert native.unavailable() is None
     assert list(fresh.iterdir()) == [built]
@@ -66,7 +66,7 @@ def test_without_it_the_reference_does_the_work(why: str, monkeypatch: pytest.Mo
         broken = tmp_path / "broken.cpp"
         broken.write_text("this is not C++\n")
         monkeypatch.setattr(native, "SOURCE", broken)
-    native.library.cache_clear()
+    native._find.cache_clear()
     assert native.unavailable() is not None
     assert_close(layer(x)[0], expected)
     with pytest.raises(Mistake, match=r"^backend must be auto or one that supports this.*; 'cpu' does not: "):
@@ -126,3 +126,76 @@ def test_functions_in_float32_are_exact_to_rounding() -> None:
     output = layer(x.view(1, -1, 1))[0].flatten().double()
     exact = torch.tanh(x.double())
     assert ((output - exact).abs() <= 4e-7 * exact.abs() + 1e-37).all()
+
+
+@needs_library
+def test_what_would_overflow_in_the_padding_spoils_no_gradient() -> None:
+    """A row that has ended must not run on: its numbers grow there, and 0 times infinity is NaN."""
+    layers = [make_layer("rnn_relu", 3, 4, k_top=2, weighting="relu", backend=name) for name in ("cpu", "reference")]
+    x = randn(700, 2, 3)
+    actuals = []
+    for layer in layers:
+        with torch.no_grad():
+            for name, parameter in randomize(layer, seed=3).named_parameters():
+                if name.startswith("weight_hh"):
+                    parameter.copy_(3 * torch.eye(4))
+                elif name.startswith("bias"):
+                    parameter.fill_(0.1)
+        output = layer(x, lengths=[5, 4])[0]
+        actuals.append([output, *gradients([output], [*layer.parameters()])])
+    for actual, wanted in zip(*actuals, strict=True):
+        assert wanted.isfinite().all()
+        assert_close(actual, wanted)
+
+
+@needs_library
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_parameters_that_are_not_contiguous(cell: str, scorer: str) -> None:
+    """As hypernetworks and parametrizations give them."""
+    options = {"k_top": 2, "scorer": scorer, "max_microstates": 3, "incorporate": "concat"}
+    layer = randomize(make_layer(cell, 3, 4, **options, backend="cpu"))
+    x = randn(7, 2, 3)
+    strided = {name: torch.stack([p.detach()] * 2, dim=-1)[..., 0] for name, p in layer.named_parameters()}
+    assert not any(parameter.is_contiguous() for parameter in strided.values())
+    assert_close(torch.func.functional_call(layer, strided, (x,))[0], layer(x)[0])
+
+
+@needs_library
+def test_a_parameter_of_another_type_is_not_misread() -> None:
+    layer = make_layer("lstm", 3, 4, dtype=torch.float32, backend="cpu")
+    layer.attn_v_l0 = torch.nn.Parameter(layer.attn_v_l0.double())
+    with pytest.raises(Mistake, match="'cpu' does not: the parameters differ from the input in type or device"):
+        layer(torch.zeros(5, 2, 3))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_fails_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise native.NativeUnavailable("it does not compile")
+
+    monkeypatch.setattr(native, "_build", fail)
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/true")
+    layer = make_layer("lstm", 3, 4, 2)
+    for _ in range(3):
+        layer(randn(4, 2, 3))
+    assert calls == [1]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "there is no compiled CPU backend, so the slower reference does its work: it does not compile"
+    ]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_user_without_a_home_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert native.unavailable() is not None
+    assert make_layer("lstm", 3, 4)(randn(4, 2, 3))[0].isfinite().all()

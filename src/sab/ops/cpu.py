@@ -32,12 +32,15 @@ LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
 
 
-def unsupported(x: Tensor, state: LayerState, cell_name: str, config: SABConfig) -> str | None:
+def unsupported(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> str | None:
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}"
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return "it computes in float32 and float64 without autocast"
+    own = [weight for weight in (*weights, *weights.scorer) if isinstance(weight, Tensor)]
+    if any(weight.dtype != x.dtype or weight.device != x.device for weight in own):
+        return "the parameters differ from the input in type or device"
     if torch._C._are_functorch_transforms_active():
         return "function transforms are active"
     if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
@@ -52,13 +55,13 @@ def unsupported(x: Tensor, state: LayerState, cell_name: str, config: SABConfig)
 def run(
     x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> LayerResult:
-    """As `reference.run`. Nothing flows from a later step to an earlier one, so rows that end early run on over
-    padding, and what they gave there is dropped afterwards."""
+    """As `reference.run`; all rows must have seen the same number of steps."""
     seen = int(state.steps[0])
     plan = _Plan(cell_name, config, seen)
     scorer = weights.scorer
     hidden, cells, new_keys, slots, attended, summary = _Recurrence.apply(
         plan,
+        lengths,
         x,
         state.h,
         state.c,
@@ -84,12 +87,9 @@ def run(
     if lengths is not None:
         row, ended = torch.arange(x.shape[1], device="cpu"), lengths
         h, c = hidden[lengths - 1, row], cells[lengths - 1, row] if c is not None else None
-        padding = (torch.arange(steps, device="cpu").unsqueeze(1) >= lengths).unsqueeze(-1)
-        hidden, summary = hidden.masked_fill(padding, 0.0), summary.masked_fill(padding, 0.0)
-        chosen, attended = chosen.masked_fill(padding, -1), attended.masked_fill(padding, 0.0)
         late = (new_numbers + 1) * config.k_att - seen > lengths.unsqueeze(1)
         numbers = torch.cat([state.numbers, new_numbers.masked_fill(late, -1)], dim=1)
-        kept, new_keys = kept.masked_fill(late.unsqueeze(-1), 0.0), new_keys.masked_fill(late.unsqueeze(-1), 0.0)
+        new_keys = new_keys.masked_fill(late.unsqueeze(-1), 0.0)
     microstates = torch.cat([state.microstates, kept], dim=1)
     keys = torch.cat([state.keys, new_keys], dim=1)
     end = LayerState(h, c, microstates, keys, numbers, state.steps + ended)
@@ -123,7 +123,7 @@ SIZES = """
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
     scorer_bias v w_incorporate w_incorporate_back b_incorporate
-    store c gates hidden_new h_hat query keys weights norms summary selected
+    store c gates hidden_new h_hat query keys weights norms summary selected lengths
     hidden_gates joined dh chain dh_hat
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
 """.split()
@@ -146,6 +146,7 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any,
         plan: _Plan,
+        lengths: Tensor | None,
         x: Tensor,
         h: Tensor,
         c: Tensor | None,
@@ -163,6 +164,9 @@ class _Recurrence(torch.autograd.Function):
         b_incorporate: Tensor | None,
     ) -> tuple[Tensor, ...]:
         config = plan.config
+        # What is not packed is read as it lies in memory.
+        b_hh, scorer_bias, v, b_incorporate = (_contiguous(weight) for weight in (b_hh, scorer_bias, v, b_incorporate))
+        w_memory, w_query = _contiguous(w_memory), _contiguous(w_query)
         steps, batch, n = len(x), x.shape[1], h.shape[-1]
         first_slots = microstates.shape[1]
         slots = first_slots + plan.kept(steps)
@@ -189,7 +193,7 @@ class _Recurrence(torch.autograd.Function):
         arguments = _arguments(plan, steps, batch, n, keys.shape[-1], first_slots, slots, scorer_bias)
         bias_hidden = x.new_zeros(w_hh.shape[0]) if b_hh is None else b_hh
         packed = [_pack(w_hh, transposed=True)]
-        arguments.set(w_hidden=packed[0], b_hidden=bias_hidden, scorer_bias=scorer_bias, v=v)
+        arguments.set(w_hidden=packed[0], b_hidden=bias_hidden, scorer_bias=scorer_bias, v=v, lengths=lengths)
         if w_query is not None and w_memory is not None:
             packed += [w_query, w_memory] if is_affine else [_pack(w, transposed=True) for w in (w_query, w_memory)]
             arguments.set(w_query=packed[-2], w_memory=packed[-1])
@@ -216,7 +220,7 @@ class _Recurrence(torch.autograd.Function):
         _run("forward", x.dtype, arguments, w_hh.nbytes)
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.first_slots, ctx.names = plan, first_slots, tuple(buffers)
-        parameters = (x, w_ih, w_hh, w_memory, w_query, scorer_bias, v, w_incorporate)
+        parameters = (lengths, x, w_ih, w_hh, w_memory, w_query, scorer_bias, v, w_incorporate)
         ctx.biases = (b_ih is not None, b_hh is not None)
         ctx.save_for_backward(*parameters, *buffers.values())
         ctx.mark_non_differentiable(selected)
@@ -228,7 +232,7 @@ class _Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         plan, config, first_slots = ctx.plan, ctx.plan.config, ctx.first_slots
-        x, w_ih, w_hh, w_memory, w_query, scorer_bias, v, w_incorporate, *saved = ctx.saved_tensors
+        lengths, x, w_ih, w_hh, w_memory, w_query, scorer_bias, v, w_incorporate, *saved = ctx.saved_tensors
         buffers = dict(zip(ctx.names, saved, strict=True))
         store, keys, h_hat = buffers["store"], buffers["keys"], buffers["h_hat"]
         d_hidden, d_cells, d_new_keys, _, d_weights, d_summary = grad_outputs
@@ -259,7 +263,7 @@ class _Recurrence(torch.autograd.Function):
         scratch = {name: torch.empty_like(h_hat[0]) for name in ("dh", "chain", "dh_hat")}
         if w_incorporate is not None:
             scratch["joined"] = x.new_empty(batch, 2 * n)
-        arguments.set(**buffers, **work, **scratch, scorer_bias=scorer_bias, v=v)
+        arguments.set(**buffers, **work, **scratch, scorer_bias=scorer_bias, v=v, lengths=lengths)
         packed = [_pack(w_hh, transposed=False)]
         arguments.set(w_hidden_back=packed[0])
         if is_affine:
@@ -272,7 +276,7 @@ class _Recurrence(torch.autograd.Function):
             arguments.set(w_incorporate_back=packed[-1])
         _run("backward", x.dtype, arguments, w_hh.nbytes)
 
-        dx = (dgates @ w_ih) if ctx.needs_input_grad[1] else None
+        dx = (dgates @ w_ih) if ctx.needs_input_grad[2] else None
         dw_ih, db_ih = _outer(dgates, x), dgates.sum((0, 1))
         h_in = store[first_slots : first_slots + steps]
         dhidden = work["dhidden"]
@@ -297,6 +301,7 @@ class _Recurrence(torch.autograd.Function):
             dw_incorporate = _outer(dincorporated, torch.cat([h_hat, buffers["summary"]], dim=-1))
             db_incorporate = dincorporated.sum((0, 1))
         return (
+            None,
             None,
             dx,
             dstore[first_slots],
@@ -373,6 +378,10 @@ def _pack(weight: Tensor, transposed: bool) -> Tensor:
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     """Sum over steps and rows of the outer products: [T, B, p] and [T, B, q] to [p, q]."""
     return left.flatten(0, 1).t() @ right.flatten(0, 1)
+
+
+def _contiguous(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.contiguous()
 
 
 def _own(gradient: Tensor | None, like: Tensor) -> Tensor:

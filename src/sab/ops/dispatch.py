@@ -22,13 +22,13 @@ class Backend(NamedTuple):
     """One implementation of the operation."""
 
     run: Callable[[Tensor, Tensor | None, LayerState, LayerWeights, str, SABConfig], LayerResult]
-    unsupported: Callable[[Tensor, LayerState, str, SABConfig], str | None]
+    unsupported: Callable[[Tensor, LayerState, LayerWeights, str, SABConfig], str | None]
     """Why it cannot run a configuration, or None where it can."""
 
 
 BACKENDS: dict[str, Backend] = {
     "cpu": Backend(cpu.run, cpu.unsupported),
-    "reference": Backend(reference.run, lambda x, state, cell_name, config: None),
+    "reference": Backend(reference.run, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""
 
@@ -38,12 +38,12 @@ def recurrence(
     x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> LayerResult:
     """Run one layer in one direction over a sequence with the backend that the configuration asks for."""
-    return _choose(x, state, cell_name, config).run(x, lengths, state, weights, cell_name, config)
+    return _choose(x, state, weights, cell_name, config).run(x, lengths, state, weights, cell_name, config)
 
 
-def _choose(x: Tensor, state: LayerState, cell_name: str, config: SABConfig) -> Backend:
+def _choose(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> Backend:
     if config.backend != "auto":
-        reason = BACKENDS[config.backend].unsupported(x, state, cell_name, config)
+        reason = BACKENDS[config.backend].unsupported(x, state, weights, cell_name, config)
         if reason is not None:
             raise ValueMistake(
                 f"backend must be auto or one that supports this call; {config.backend!r} does not: {reason}.",
@@ -51,7 +51,7 @@ def _choose(x: Tensor, state: LayerState, cell_name: str, config: SABConfig) -> 
             )
         return BACKENDS[config.backend]
     for name, backend in BACKENDS.items():
-        reason = backend.unsupported(x, state, cell_name, config)
+        reason = backend.unsupported(x, state, weights, cell_name, config)
         if reason is None:
             return backend
         _log_once(f"backend {name} is passed over: {reason}")

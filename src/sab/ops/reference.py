@@ -43,7 +43,7 @@ def run(
         h_new, c_new = cell.step(x_gates_t, h_gates, h_in, c_in)
 
         read = _read(h_new, microstates, keys, numbers, weights.scorer, config)
-        if microstates.shape[1] > 0:
+        if config.k_top > 0 and microstates.shape[1] > 0:
             incorporated = incorporation.apply(
                 h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
             ).to(h.dtype)

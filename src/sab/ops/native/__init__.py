@@ -31,30 +31,40 @@ class NativeUnavailable(RuntimeError):
     """Why there is no compiled library on this machine, in a sentence."""
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The compiled library; builds it at the first call on a machine."""
-    if os.environ.get("SAB_NATIVE") == "0":
-        raise NativeUnavailable("SAB_NATIVE=0 turns the compiled CPU backend off")
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise NativeUnavailable("there is no C++ compiler (c++, g++ or clang++) on the PATH")
-    try:
-        path = _cache_folder() / f"recurrence-{_fingerprint(compiler)}.so"
-        if not path.exists():
-            _build(compiler, path)
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeUnavailable(f"the compiled CPU backend could not be stored or loaded: {error}") from error
+    found = _find()
+    if isinstance(found, str):
+        raise NativeUnavailable(found)
+    return found
 
 
 def unavailable() -> str | None:
     """Why `library` cannot be had, or None where it can."""
+    found = _find()
+    return found if isinstance(found, str) else None
+
+
+@functools.cache
+def _find() -> ctypes.CDLL | str:
+    """The library, or why there is none: tried once in a process, since a failing compiler takes its time."""
+    if os.environ.get("SAB_NATIVE") == "0":
+        return "SAB_NATIVE=0 turns the compiled CPU backend off"
     try:
-        library()
-    except NativeUnavailable as reason:
-        return str(reason)
-    return None
+        return _load()
+    except (NativeUnavailable, OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+        logger.warning("there is no compiled CPU backend, so the slower reference does its work: %s", error)
+        return str(error)
+
+
+def _load() -> ctypes.CDLL:
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise NativeUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
+    path = _cache_folder() / f"recurrence-{_fingerprint(compiler)}.so"
+    if not path.exists():
+        _build(compiler, path)
+    return ctypes.CDLL(str(path))
 
 
 def _cache_folder() -> Path:

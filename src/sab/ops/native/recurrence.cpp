@@ -32,6 +32,7 @@ struct Arguments {
     // Forward: gates come in as the input's part and go out as activations.
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary;
     int64_t *selected;
+    const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
     void *hidden_gates, *joined, *dh, *chain, *dh_hat;
     // Backward; dstore and dkeys come in as the gradients from outside.
@@ -203,7 +204,9 @@ template <typename T> class Pass {
                         out + from, out_stride, accumulate);
         meet();
     }
-    bool affine() const { return a.scorer == AFFINE || a.scorer == AFFINE_TANH; }
+    bool affine() const { return a.k_top > 0 && (a.scorer == AFFINE || a.scorer == AFFINE_TANH); }
+    // Past its end a row is all zeros, so that nothing grows there that a gradient of 0 would be multiplied with.
+    bool ended(int64_t t, int64_t row) const { return a.lengths != nullptr && t >= a.lengths[row]; }
 
   public:
     Pass(const Arguments &arguments, int64_t thread, int64_t threads)
@@ -234,6 +237,8 @@ template <typename T> class Pass {
                     read_forward(t, first + row, used, &best_keys[row * a.k_top], &best[row * a.k_top]);
                 incorporate_forward(t);
             }
+            for (int64_t row = 0; row < rows; row++)
+                if (ended(t, first + row)) memset(h_new + row * n, 0, n * sizeof(T));
             if (keeps(t)) {
                 int64_t slot = slots_at(t);
                 keep(t, slot);
@@ -261,7 +266,12 @@ template <typename T> class Pass {
     void cell_forward(int64_t t, int64_t row, const T *hidden) const {
         T *gates = at(a.gates, t, row, gate_size), *h_hat = at(a.h_hat, t, row, n);
         const T *h = at(a.store, stored(t - 1), row, n);
-        if (a.cell == LSTM) {
+        if (ended(t, row)) {
+            memset(gates, 0, gate_size * sizeof(T));
+            memset(h_hat, 0, n * sizeof(T));
+            if (a.cell == LSTM) memset(at(a.c, t + 1, row, n), 0, n * sizeof(T));
+            if (a.cell == GRU) memset(at(a.hidden_new, t, row, n), 0, n * sizeof(T));
+        } else if (a.cell == LSTM) {
             const T *c = at(a.c, t, row, n);
             T *c_new = at(a.c, t + 1, row, n);
 #pragma omp simd
@@ -309,6 +319,7 @@ template <typename T> class Pass {
     }
 
     void read_forward(int64_t t, int64_t row, int64_t used, const T *best_keys, const int64_t *best) {
+        if (ended(t, row)) return;  // the buffers say already that nothing was read
         int64_t k = std::min(a.k_top, used);
         int64_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n);
@@ -425,6 +436,8 @@ template <typename T> class Pass {
         for (int64_t t = a.steps - 1; t >= 0; t--) {
             const T *arriving = at(a.dstore, stored(t), first, n);
             for (int64_t j = 0; j < rows * n; j++) dh[j] = arriving[j] + chain[j];
+            for (int64_t row = 0; row < rows; row++)
+                if (ended(t, first + row)) memset(dh + row * n, 0, n * sizeof(T));
             if (keeps(t)) keep_backward(t, slots_at(t), dh);
             memcpy(dh_hat, dh, rows * n * sizeof(T));
             if (int64_t used = slots_at(t); used > 0) {
@@ -492,6 +505,7 @@ template <typename T> class Pass {
     }
 
     void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) {
+        if (ended(t, row)) return;
         int64_t k = std::min(a.k_top, used), d = a.key_size;
         const int64_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         const T *weights = at(a.weights, t, row, a.k_top), *ds = at(a.dsummary, t, row, n);
