@@ -28,7 +28,7 @@ Shapes = Callable[[int, int, int | None], dict[str, tuple[int, ...]]]
 
 
 class Scorer(NamedTuple):
-    """One way to score, in SPEC's two parts."""
+    """One way to score, in two parts."""
 
     shapes: Shapes
     """(hidden_size, attention_size, max_microstates) -> shapes of the parameters it has, by name in ScorerWeights."""
