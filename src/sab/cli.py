@@ -6,6 +6,7 @@ What the user got wrong is told in one sentence on stderr, with exit status 2; a
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from sab import __version__
 from sab.errors import Mistake, ValueMistake, check_choice, check_float
@@ -28,7 +29,9 @@ def _say_missing(error: ModuleNotFoundError) -> int:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error
-    print(f"sab: {package} is missing; install it with: pip install 'sab[{EXTRAS[package]}]'", file=sys.stderr)
+    extra = EXTRAS[package]
+    advice = f"install the extra {extra!r}: pip install '.[{extra}]' in the repository"
+    print(f"sab: {package} is missing; {advice}", file=sys.stderr)
     return MISTAKEN
 
 
@@ -85,7 +88,9 @@ def train(arguments: Sequence[str]) -> int:
     options = _parse_training(name, rest, RunConfig.default(TASKS[name]()))
     if options.resume:
         stored = Run.open(options.folder, "out").config
-        check_choice("task", name, [stored.task.name])
+        if name != stored.task.name:
+            where = str(options.folder)
+            raise ValueMistake(f"task must be {stored.task.name!r} to resume {where!r}; got {name!r}.", "task")
         options = replace(_parse_training(name, rest, stored), out=options.folder)
     console = Console()
     label = f"{options.task.name} {options.model.method}"
@@ -108,16 +113,27 @@ def train(arguments: Sequence[str]) -> int:
 
 def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:
     """The options, where those that are not given are as in `default`."""
+    return _parse(
+        TrainOptions[type(default.task)],
+        arguments,
+        prog=f"sab train {name}",
+        default=TrainOptions(default.task, default.model, default.training),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def _parse(what: Any, arguments: Sequence[str], **options: Any) -> Any:
+    """What tyro makes of the arguments, with its boxes of several lines turned into one sentence."""
     told = io.StringIO()
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        if argument == "" and before.startswith("-"):
+            raise ValueMistake(f"{before} must not be empty; got ''.")
+    # `none` after a flag; anywhere else it may be the name of a folder.
+    pairs = zip(("", *arguments), arguments, strict=False)
+    arguments = ["None" if one == "none" and before.startswith("-") else one for before, one in pairs]
     try:
         with contextlib.redirect_stderr(told):
-            return tyro.cli(
-                TrainOptions[type(default.task)],
-                args=arguments,
-                prog=f"sab train {name}",
-                default=TrainOptions(default.task, default.model, default.training),
-                config=(tyro.conf.OmitArgPrefixes,),
-            )
+            return tyro.cli(what, args=arguments, **options)
     except SystemExit as stop:
         # tyro has put a dataclass's own complaint into a box and into its own words; the sentence itself is clearer.
         cause = stop.__context__
@@ -125,8 +141,34 @@ def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> 
             if isinstance(cause, Mistake):
                 raise cause from None
             cause = cause.__context__
-        sys.stderr.write(told.getvalue())
-        raise
+        if not stop.code:
+            raise
+        raise ValueMistake(_sentence(told.getvalue())) from None
+
+
+def _sentence(box: str) -> str:
+    """The sentence in a box of tyro's."""
+    # The first line is the title; where the output takes ASCII alone, the box has rules of hyphens and no sides.
+    box = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [re.sub(r"[-─]{3,}", "─", line.strip("│╰╯ ")) for line in box.splitlines()[1:]]
+    text = " ".join(" ".join(lines).split()).strip("─ ")
+    text = re.split(r" ?─+ (?:For full|Argument helptext)", text)[0]
+    flag = re.search(r"Error parsing (\S+): ", text)
+    given = re.search(r"(?:from \[|(?:int|float)\b.*?: )('.*?')(?:\]|$)", text)
+    if flag and given and re.search(r"\b(int|float)\b|INT|FLOAT", text):
+        kind = "a whole number" if re.search(r"int\(\)|\bINT\b", text) else "a number"
+        return f"{flag[1]} must be {kind}{', or None' if '{None}' in text else ''}; got {given[1]}."
+    choice = re.search(r"invalid choice ('.*') for argument '(.*?)'\. Expected one of \((.*?),?\)", text)
+    if choice:
+        return f"{choice[2]} must be one of {choice[3].replace(chr(39), '')}; got {choice[1]}."
+    meant = re.search(r"(?:Perhaps you meant|Arguments similar to \S+): (--?\S+)", text)
+    unknown = re.search(r"Unrecognized options: (.*?)(?: ─|$)", text)
+    if unknown:
+        return f"{unknown[1]} is no option of this command" + (f"; did you mean {meant[1]}?" if meant else ".")
+    missing = re.search(r"Missing (?:from [\w ]+: |value for argument ')([\w-]+)", text)
+    if missing:
+        return f"{missing[1]} must be given a value; got none."
+    return re.sub(r" ?─+ ?", " ", text).rstrip(".") + "."
 
 
 def evaluate_run(
@@ -171,7 +213,9 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     opened = Run.open(run)
     folder = run if out is None else out
     figures = {"learning_curve.png": learning_curves({opened.config.model.method: opened})}
-    if opened.config.model.memory().k_top > 0:
+    if opened.config.task.steps <= opened.config.model.k_att:
+        print("No attention map: the sequences are not longer than k_att, so there is nothing to attend to.")
+    elif opened.config.model.memory().k_top > 0:
         figures["attention.png"] = attention_map(opened)
     with writing(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -252,10 +296,9 @@ def bench(
     for name in backends or []:
         check_choice("backends", name, BACKENDS)
     console = Console()
-    records = []
     with console.status("measuring") as status:
         chosen = cases or list(benchmark.CASES), backends or list(BACKENDS)
-        records += benchmark.bench(*chosen, seconds, lambda what: status.update(f"measuring {what}"))
+        records = list(benchmark.bench(*chosen, seconds, lambda what: status.update(f"measuring {what}")))
     console.print(benchmark.table(records))
     if out is not None:
         benchmark.save(records, out)
@@ -284,6 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISTAKEN
     except ModuleNotFoundError as error:
         return _say_missing(error)
+    except (MemoryError, RuntimeError, TypeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        advice = "make --hidden-size, --batch-size, --length or --k-top smaller"
+        print(f"sab: there is not enough memory; {advice}.", file=sys.stderr)
+        return MISTAKEN
     except KeyboardInterrupt:
         print("sab: interrupted.", file=sys.stderr)
         return INTERRUPTED
@@ -301,7 +350,28 @@ def _dispatch(arguments: Sequence[str]) -> int:
         print(f"sab {__version__}")
         return DONE
     check_choice("command", name, COMMANDS)
-    return train(rest) if name == "train" else tyro.cli(COMMANDS[name], args=rest, prog=f"sab {name}")
+    if name == "train":
+        return train(rest)
+    command = COMMANDS[name]
+
+    @functools.wraps(command)  # parsed first and called later, since what is written to stderr meanwhile is tyro's
+    def parsed(*positional: Any, **options: Any) -> Any:
+        return functools.partial(command, *positional, **options)
+
+    return _parse(parsed, rest, prog=f"sab {name}")()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error is torch's or Python's way to say that a tensor is too large; torch has several."""
+    words = (
+        "allocate memory",
+        "not enough memory",
+        "out of memory",
+        "calculation overflowed",
+        "multiplication overflow",
+    )
+    told = str(error)
+    return isinstance(error, MemoryError) or any(word in told for word in (*words, "Overflow when unpacking"))
 
 
 def _with_flag(mistake: Mistake) -> str:

@@ -80,9 +80,18 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choice("method", self.method, get_args(Method))
         check_choice("cell", self.cell, LAYERS)
-        check_int("hidden_size", self.hidden_size, 1)
-        check_int("num_layers", self.num_layers, 1)
-        check_float("input_scale", self.input_scale, above=0)
+        checked = {
+            "hidden_size": check_int("hidden_size", self.hidden_size, 1),
+            "num_layers": check_int("num_layers", self.num_layers, 1),
+            "input_scale": check_float("input_scale", self.input_scale, above=0),
+            "k_top": check_int("k_top", self.k_top, 0),
+            "k_att": check_int("k_att", self.k_att, 1),
+            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True),
+            "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
+            "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
+        }
+        for option, value in checked.items():
+            object.__setattr__(self, option, value)  # a plain number also where a NumPy one was given
         check_choice("readout", self.readout, get_args(Readout))
         memory = self.memory()
         if self.method == "tbptt" and self.k_trunc is None:

@@ -83,7 +83,7 @@ def test_wrong_options_are_named(options: dict) -> None:
 
 
 def test_uniform_lengths_are_for_training_alone() -> None:
-    task = Copying(length=7, lengths="uniform")
+    task = Copying(length=7, train_lengths="uniform")
     steps = {len(task.batch(0, index, 2)[0]) for index in range(100)}
     assert steps == set(range(21, 28)), "every length from 1 to 7 is met"
     assert all(len(task.batch(0, index, 2, split)[0]) == 27 for index in range(20) for split in ("valid", "test"))

@@ -254,3 +254,10 @@ def test_training_learns(tmp_path: Path) -> None:
     train(One(length=3), ModelConfig(hidden_size=4, k_top=2, k_trunc=2), config, tmp_path / "run")
     losses = [line["loss"] for line in Run.open(tmp_path / "run").evaluations()]
     assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("argument", ["task", "model_config", "train_config", "out"])
+def test_an_argument_of_another_kind_is_named(tmp_path: Path, config: RunConfig, argument: str) -> None:
+    arguments: dict[str, Any] = {"task": config.task, "model_config": config.model, "train_config": config.training}
+    with pytest.raises(TypeError, match=f"^{argument} must be a .*; got None"):
+        train(**{**arguments, "out": tmp_path / "run", argument: None})

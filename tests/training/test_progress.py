@@ -18,7 +18,7 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, run_training: Any) -> No
     run_training(tmp_path / "run", progress=progress)
     lines = written.getvalue().splitlines()
     assert len(lines) == 4, "a narrow terminal must not fold them"
-    assert lines[0] == "copying sab: iterations 0 to 8"
+    assert lines[0] == f"copying sab: iterations 0 to 8 on cpu, into {tmp_path / 'run'}"
     assert lines[1].startswith("3/8  loss ")
     assert all(word in lines[1] for word in ("accuracy on the last 10", "%", "gradient norm", "it/s", "left"))
     assert "\x1b" not in written.getvalue()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sab.models import ModelConfig
@@ -39,7 +40,9 @@ def test_an_empty_folder_is_welcome(tmp_path: Path, run_training: Train) -> None
 
 def test_an_unwritable_place_is_named(tmp_path: Path, run_training: Train) -> None:
     (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+    with pytest.raises(ValueError, match=r"^out '.*' must be a folder; it is a file"):
+        run_training(tmp_path / "file")
+    for out in (tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(ValueError, match=r"^out '.*' must be a place that can be written to; it is not: "):
             run_training(out)
 
@@ -135,3 +138,36 @@ def test_default_folder_tells_what_is_in_it(config: RunConfig) -> None:
 def test_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run_module._commit() is None
+
+
+def test_numpy_numbers_survive_json(config: RunConfig) -> None:
+    given = RunConfig(
+        Copying(length=np.int64(2)),  # pyright: ignore[reportArgumentType]
+        replace(config.model, hidden_size=np.int32(6)),
+        replace(config.training, lr=np.float32(0.5), seed=np.int64(0)),
+    )
+    assert RunConfig.from_json(json.loads(json.dumps(given.to_json()))) == given
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("metrics.jsonl", '{"step": 3, "loss": 1.0, "metrics": {}}\n', "line 1 has no accuracy_last10"),
+        ("result.json", "{", "it is not JSON"),
+        ("result.json", '{"status": "finished"}', "it has other entries than one"),
+        ("result.json", "wall_time", "its wall_time is 'long'"),
+    ],
+)
+def test_files_of_another_kind_are_told_in_plain_words(
+    tmp_path: Path, run_training: Train, name: str, text: str, reason: str
+) -> None:
+    run_training(tmp_path / "run")
+    path = tmp_path / "run" / name
+    if text == "wall_time":
+        text = json.dumps({**json.loads(path.read_text()), "wall_time": "long"})
+    path.write_text(text)
+    run = Run.open(str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=f"{reason}\\.$"):
+        run.evaluations() if name == "metrics.jsonl" else run.result()
+    with pytest.raises(TypeError, match=r"^run must be a path; got 3\.$"):
+        Run.open(3)  # pyright: ignore[reportArgumentType]

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sab.errors import ValueMistake
 from sab.models import ModelConfig
 from sab.report.figures import attention_map, learning_curves, save
 from sab.tasks import Copying
@@ -25,7 +26,7 @@ class Recipe:
 
 
 RECIPE = Recipe(
-    Copying(length=30, lengths="uniform"),
+    Copying(length=30, train_lengths="uniform"),
     ModelConfig(hidden_size=128, input_scale=8.0, k_top=5, k_trunc=5),
     TrainConfig(
         iterations=800,
@@ -38,6 +39,7 @@ RECIPE = Recipe(
         device="cpu",
     ),
 )
+CONTENTS = {"sab", "tbptt", "attention.png", "curves.png"}
 LABELS = {"sab": "SAB", "tbptt": "truncated BPTT"}
 
 
@@ -47,6 +49,7 @@ def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | N
     Both runs and two pictures go to `out`. What is there already from the same recipe and seed is not trained again,
     so that a demonstration that was interrupted goes on.
     """
+    _check_out(out)
     console = console or Console()
     training = replace(recipe.training, seed=seed)
     results: dict[str, Result] = {}
@@ -66,6 +69,18 @@ def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | N
     save(attention_map(Run.open(out / "sab")), out / "attention.png")
     console.print(_table(recipe, results))
     return results
+
+
+def _check_out(out: Path) -> None:
+    """Refuses a folder with anything but a demonstration in it, since its pictures would be overwritten."""
+    if out.is_file():
+        raise ValueMistake(f"out {str(out)!r} must be a folder; it is a file.", "out")
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in CONTENTS) if out.is_dir() else []
+    if foreign:
+        raise ValueMistake(
+            f"out {str(out)!r} must be a new or empty folder, or that of a demonstration; it holds {foreign[0]!r}.",
+            "out",
+        )
 
 
 def _table(recipe: Recipe, results: dict[str, Result]) -> Table:

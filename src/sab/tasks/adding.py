@@ -38,7 +38,7 @@ class Adding(Task):
     """T: how many pairs a sequence has."""
 
     def __post_init__(self) -> None:
-        check_int("length", self.length, 2)
+        object.__setattr__(self, "length", check_int("length", self.length, 2))  # a plain int, for JSON
 
     @property
     def steps(self) -> int:

@@ -46,13 +46,13 @@ class Copying(Task):
     encoding: Encoding = "onehot"  # pyright: ignore[reportIncompatibleVariableOverride]
     """What the model sees of a symbol: a one-hot vector, or its number as one scalar (the authors' code)."""
 
-    lengths: Lengths = "fixed"
+    train_lengths: Lengths = "fixed"
     """How long the training sequences are: all of `length`, or drawn anew for each batch from 1..`length`, so that the
     model meets problems that it can learn from the first iteration on. It is judged at `length` either way."""
 
     def __post_init__(self) -> None:
-        check_int("length", self.length, 1)
-        check_choice("lengths", self.lengths, get_args(Lengths))
+        object.__setattr__(self, "length", check_int("length", self.length, 1, maximum=2**62))  # a plain int, for JSON
+        check_choice("train_lengths", self.train_lengths, get_args(Lengths))
         check_choice("encoding", self.encoding, get_args(Encoding))
 
     @property
@@ -71,7 +71,7 @@ class Copying(Task):
 
     def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
         steps = self.steps
-        if split == "train" and self.lengths == "uniform":
+        if split == "train" and self.train_lengths == "uniform":
             steps -= int(torch.randint(0, self.length, (), generator=generator))
         digits = torch.randint(1, LARGEST_DIGIT + 1, (DIGITS, batch_size), generator=generator)
         inputs = torch.full((steps, batch_size), BLANK)

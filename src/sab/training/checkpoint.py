@@ -126,6 +126,8 @@ def _load_state(checkpoint: Path, config: RunConfig) -> TrainingState:
         if contents["format"] != FORMAT:
             raise ValueError(f"its format is {contents['format']!r}")
         state = TrainingState(**contents["state"])
+        if type(state.step) is not int:
+            raise ValueError(f"its step is {state.step!r} and not a whole number")
         stored = RunConfig.from_json(contents["config"])
         digests = {name: contents["sha256"][name] for name in (MODEL, TRAINING)}
     except (OSError, KeyError, TypeError, ValueError) as error:

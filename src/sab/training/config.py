@@ -45,22 +45,26 @@ class TrainConfig:
     """Stop at the first evaluation whose headline metric is as good as this; None trains to the end."""
 
     def __post_init__(self) -> None:
-        check_int("iterations", self.iterations, 1)
-        check_int("batch_size", self.batch_size, 1)
-        check_float("lr", self.lr, above=0)
+        checked = {
+            "iterations": check_int("iterations", self.iterations, 1),
+            "batch_size": check_int("batch_size", self.batch_size, 1),
+            "lr": check_float("lr", self.lr, above=0),
+            "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
+            "threads": check_int("threads", self.threads, 1, optional=True, maximum=2**31 - 1),
+            "eval_every": check_int("eval_every", self.eval_every, 1),
+            "eval_batches": check_int("eval_batches", self.eval_batches, 1),
+            "checkpoint_every": check_int("checkpoint_every", self.checkpoint_every, 1),
+        }
         if self.lr_decay is not None:
-            check_float("lr_decay", self.lr_decay, minimum=0, maximum=1)
+            checked["lr_decay"] = check_float("lr_decay", self.lr_decay, minimum=0, maximum=1)
         if self.clip is not None:
-            check_float("clip", self.clip, above=0)
-        check_int("seed", self.seed, 0)
+            checked["clip"] = check_float("clip", self.clip, above=0)
+        if self.stop_at is not None:
+            checked["stop_at"] = check_float("stop_at", self.stop_at)
+        for option, value in checked.items():
+            object.__setattr__(self, option, value)  # a plain number also where a NumPy one was given
         check_choice("device", self.device, get_args(Device))
         check_choice("precision", self.precision, get_args(Precision))
-        check_int("threads", self.threads, 1, optional=True)
-        check_int("eval_every", self.eval_every, 1)
-        check_int("eval_batches", self.eval_batches, 1)
-        check_int("checkpoint_every", self.checkpoint_every, 1)
-        if self.stop_at is not None:
-            check_float("stop_at", self.stop_at)
 
     def lr_at(self, step: int) -> float:
         """The learning rate after `step` iterations."""

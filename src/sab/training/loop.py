@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from sab.errors import check_bool, check_int
+from sab.errors import TypeMistake, check_bool, check_int
 from sab.models import ModelConfig
 from sab.tasks import Split, Task
 from sab.training import checkpoint
@@ -43,6 +43,12 @@ def train(
     the weights change, with the status `diverged`.
     """
     check_bool("resume", resume)
+    kinds = {"task": (task, Task), "model_config": (model_config, ModelConfig)}
+    kinds |= {"train_config": (train_config, TrainConfig), "out": (out, Path | str)}
+    for argument, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            name = "path" if argument == "out" else kind.__name__
+            raise TypeMistake(f"{argument} must be a {name}; got {value!r}.", argument)
     config = RunConfig(task, model_config, train_config)
     device = resolve_device(train_config.device)
     with _torch_settings(train_config, device):
@@ -61,9 +67,13 @@ def train(
             checkpoint.save(run.checkpoints, config, model, optimizer, state)
         with Interrupt() as interrupt, SummaryWriter(str(run.path), purge_step=state.step + 1) as events:
             log = _Log(run, events, progress or Progress())
-            log.progress.begin(task.headline, state.step, train_config.iterations)
+            log.progress.begin(task.headline, state.step, train_config.iterations, f" on {device}, into {run.path}")
             try:
                 status, message = _iterate(config, model, optimizer, state, log, interrupt)
+            except BaseException:
+                if not resume and state.step == 0:
+                    run.discard()
+                raise
             finally:
                 log.progress.end()
             result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(device))

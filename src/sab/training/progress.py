@@ -17,8 +17,8 @@ from sab.tasks import Headline
 class Progress:
     """Hears what a run does; this one, which the others derive from, keeps it to itself."""
 
-    def begin(self, headline: Headline, step: int, iterations: int) -> None:
-        """The run starts, or goes on, after `step` of its `iterations`."""
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        """The run starts, or goes on, after `step` of its `iterations`; `where` tells device and folder."""
 
     def iteration(self, step: int, loss: float) -> None:
         """An update was made."""
@@ -37,10 +37,10 @@ class Lines(Progress):
         self._console = console
         self._label = label
 
-    def begin(self, headline: Headline, step: int, iterations: int) -> None:
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline = headline
         self._iterations = iterations
-        self._print(f"{self._label}: iterations {step} to {iterations}")
+        self._print(f"{self._label}: iterations {step} to {iterations}{where}")
 
     def evaluation(self, line: dict[str, Any]) -> None:
         step, speed = line["step"], line["iterations_per_second"]
@@ -59,6 +59,7 @@ class Live(Progress):
 
     def __init__(self, console: Console, label: str):
         self._label = label
+        self._console = console
         self._bars = Bars(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -70,11 +71,13 @@ class Live(Progress):
             console=console,
         )
 
-    def begin(self, headline: Headline, step: int, iterations: int) -> None:
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline = headline
         self._bar = self._bars.add_task(
             self._label, total=iterations, completed=step, loss="…", headline=f"{headline.short} …"
         )
+        text = f"{self._label}: iterations {step} to {iterations}{where}"
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
         self._bars.start()
 
     def iteration(self, step: int, loss: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
+import shutil
 import subprocess
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,14 +16,15 @@ import numpy as np
 import torch
 
 from sab import __version__
-from sab.errors import Mistake, ValueMistake, check_choice
+from sab.errors import Mistake, TypeMistake, ValueMistake, check_choice
 from sab.models import ModelConfig, SequenceModel
 from sab.tasks import TASKS, Task
 from sab.training.config import TrainConfig
 from sab.training.files import write_text, writing
 
 FREE_ON_RESUME = ("iterations", "threads", "checkpoint_every")
-"""Options that may change when a run is resumed: none of them changes what an iteration computes."""
+"""Options that may change when a run is resumed. `threads` changes the order of the sums in an iteration, so a run
+equals the uninterrupted one bit for bit at the same number of threads, and to rounding at another."""
 
 Status = Literal["finished", "solved", "diverged", "interrupted"]
 
@@ -120,6 +123,8 @@ class Run:
     def create(cls, path: Path, config: RunConfig) -> Run:
         """Makes the folder, which must not hold anything yet."""
         with writing(path, "out"):
+            if path.is_file():
+                raise ValueMistake(f"out {str(path)!r} must be a folder; it is a file.", "out")
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 holds = "a run" if (path / "config.json").exists() else "files"
@@ -133,8 +138,11 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Path, option: str = "run") -> Run:
+    def open(cls, path: Path | str, option: str = "run") -> Run:
         """The run that a folder holds; `option` is what the caller's user knows the folder by."""
+        if not isinstance(path, Path | str):
+            raise TypeMistake(f"{option} must be a path; got {path!r}.", option)
+        path = Path(path)
         wanted = f"{option} {str(path)!r} must be the folder of a run"
         if not path.is_dir():
             raise ValueMistake(f"{wanted}; there is no such folder.", option)
@@ -146,6 +154,14 @@ class Run:
             reason = str(error) if isinstance(error, Mistake) else f"{type(error).__name__} {error}"
             raise ValueMistake(f"{wanted}; its config.json is not one: {reason.rstrip('.')}.", option) from error
         return cls(path, config)
+
+    def discard(self) -> None:
+        """Removes what a run that never made an iteration has written, so that its folder can be used again."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for path in (self.path / "config.json", *self.path.glob("events.out.tfevents.*")):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it holds something else
+            self.path.rmdir()
 
     @property
     def checkpoints(self) -> Path:
@@ -201,6 +217,9 @@ class Run:
         for number, evaluation in enumerate(evaluations, start=1):
             if not isinstance(evaluation, dict) or not evaluation.keys() >= {"step", "loss", "metrics"}:
                 raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; line {number} is none.")
+            metric, metrics = self.config.task.headline.metric, evaluation["metrics"]
+            if not isinstance(metrics, dict) or metric not in metrics:
+                raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; line {number} has no {metric}.")
         return evaluations
 
     def finish(self, result: Result) -> None:
@@ -213,9 +232,17 @@ class Run:
         if not path.is_file():
             return None
         try:
-            return Result(**_read_json(path))
-        except (TypeError, ValueError) as error:
-            raise ValueMistake(f"{str(path)!r} must be the result of a run; {error}.") from error
+            stored = _read_json(path)
+        except ValueError as error:
+            raise ValueMistake(f"{str(path)!r} must be the result of a run; it is not JSON.") from error
+        names = {field.name for field in fields(Result)}
+        if not isinstance(stored, dict) or stored.keys() != names:
+            raise ValueMistake(f"{str(path)!r} must be the result of a run; it has other entries than one.")
+        kinds = {"status": str, "message": str, "iterations": int, "metrics": dict, "wall_time": int | float}
+        for name, kind in kinds.items():
+            if not isinstance(stored[name], kind):
+                raise ValueMistake(f"{str(path)!r} must be the result of a run; its {name} is {stored[name]!r}.")
+        return Result(**stored)
 
     def _write_config(self) -> None:
         write_text(self.path / "config.json", json.dumps(self.config.to_json(), indent=2) + "\n", "out")
