@@ -52,7 +52,7 @@ template <typename T> struct Panel {
     static constexpr int LANES = VECTOR_BYTES / sizeof(T), COLUMNS = LANES * VECTORS;
 };
 
-// Matrix products ------------------------------------------------------------------------------------------------
+// Matrix products
 
 // B [K, N] (or its transpose) in panels of COLUMNS columns, [panel, K, COLUMNS], the last one filled up with zeros.
 template <typename T> void pack(const T *b, int64_t k_size, int64_t n_size, bool transposed, T *packed) {
@@ -106,7 +106,7 @@ void multiply(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_
                                    accumulate);
 }
 
-// Functions ------------------------------------------------------------------------------------------------------
+// Functions
 
 // exp(x) - 1 for float without branches, so that loops over it vectorise: x = i ln 2 + r, and the powers of r are summed
 // without the leading 1, which keeps small x exact to rounding.
@@ -154,7 +154,7 @@ template <typename T> void add_scaled(T *out, T scale, const T *a, int64_t size)
     for (int64_t j = 0; j < size; j++) out[j] += scale * a[j];
 }
 
-// The pass -------------------------------------------------------------------------------------------------------
+// The pass
 
 template <typename T> class Pass {
     const Arguments &a;
