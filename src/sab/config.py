@@ -12,7 +12,7 @@ from sab.incorporations import INCORPORATIONS
 from sab.scorers import SCORERS
 from sab.weightings import WEIGHTINGS
 
-BACKENDS = ("auto", "cpu", "reference")
+BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
 DEFAULT_SCORER = "mlp"
 

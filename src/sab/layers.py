@@ -297,7 +297,7 @@ class _SABLayer(nn.Module):
             keys=x.new_zeros(layers, batch, 0, self._key_size, dtype=dtype),
             numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
             steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
-        )
+        )._with_seen(0)
         self._check_state(state, x, unbatched)
         return state
 
@@ -322,7 +322,7 @@ class _SABLayer(nn.Module):
             dtype = torch.int64 if name in ("numbers", "steps") else self._dtype
             if tensor is not None and tensor.dtype != dtype:
                 raise TypeMistake(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
-        if state.steps.min() < 0:
+        if not torch.compiler.is_compiling() and state.steps.min() < 0:
             raise ValueMistake(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
 
     def _run_layers(self, x: Tensor, lengths: Tensor | None, state: SABState) -> tuple[Tensor, SABState, Attention]:
@@ -333,13 +333,14 @@ class _SABLayer(nn.Module):
         if config.k_top > most:  # so many there are not, and buffers of k_top would be all padding
             config = replace(config, k_top=most)
         states, attentions = [], []
+        seen = _seen(state)
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
                 index = layer * self._directions + direction
                 x_directed = _reverse(x, lengths) if direction == 1 else x
                 output, layer_state, attention = recurrence(
-                    x_directed, lengths, _layer_state(state, index), self._weights(index), self.cell, config
+                    x_directed, lengths, _layer_state(state, index, seen), self._weights(index), self.cell, config
                 )
                 if direction == 1:
                     output = _reverse(output, lengths)
@@ -350,7 +351,8 @@ class _SABLayer(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        return x, _stack_states(states), _stack_attentions(attentions)
+        end = _stack_states(states)._with_seen(None if seen is None else _seen_after(seen, len(x), lengths))
+        return x, end, _stack_attentions(attentions)
 
     def _weights(self, index: int) -> LayerWeights:
         suffix = self._suffixes[index]
@@ -387,7 +389,7 @@ class _SABLayer(nn.Module):
             microstates=state.microstates.gather(-2, rows.expand(*best.shape, self.hidden_size)),
             keys=state.keys.gather(-2, rows),
             numbers=state.numbers.gather(-1, best),
-        )
+        )._with_seen(state._seen)
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase, **options: Any) -> Self:
@@ -509,7 +511,7 @@ def _check_lengths(lengths: Any, steps: int, batch: int, unbatched: bool) -> Ten
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise ValueMistake(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if lengths.min() < 1 or lengths.max() > steps:
+    if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
         raise ValueMistake(f"{allowed}; got {lengths.tolist()}.", "lengths")
     return lengths.to(torch.int64)
 
@@ -532,7 +534,21 @@ def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
     return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
 
 
-def _layer_state(state: SABState, index: int) -> LayerState:
+def _seen(state: SABState) -> int | None:
+    """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
+    if torch.compiler.is_compiling() or (state._seen is not None and state.numbers.device.type != "cpu"):
+        return state._seen  # to look would break the graph or wait for the device
+    first = int(state.steps[0])
+    return None if (state.steps != first).any() or (state.numbers < 0).any() else first
+
+
+def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:
+    if lengths is None:
+        return seen + steps
+    return None if torch.compiler.is_compiling() or (lengths != steps).any() else seen + steps
+
+
+def _layer_state(state: SABState, index: int, seen: int | None) -> LayerState:
     return LayerState(
         h=state.h[index],
         c=None if state.c is None else state.c[index],
@@ -540,6 +556,7 @@ def _layer_state(state: SABState, index: int) -> LayerState:
         keys=state.keys[index],
         numbers=state.numbers[index],
         steps=state.steps,
+        seen=seen,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,9 @@ class SABState:
     """Each microstate's number, from 0, [layers * directions, B, S]."""
     steps: Tensor
     """How many steps each row has seen, [B], int64, always on the CPU (like the lengths of a PackedSequence)."""
+    _seen: int | None = field(default=None, init=False, repr=False)
+    """How many steps all rows have seen where every row uses every slot, so that no one need look at `numbers`, which
+    on a GPU would wait for the device; None where that is not known. `dataclasses.replace` forgets it."""
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.h
@@ -57,7 +60,7 @@ class SABState:
         """The state on another device or in another floating-point type; arguments as for `Tensor.to`."""
         device = torch.empty(0, device=self.h.device).to(*args, **kwargs).device
         moved = self._replace_floats(lambda tensor: tensor.to(*args, **kwargs))
-        return replace(moved, numbers=self.numbers.to(device))
+        return replace(moved, numbers=self.numbers.to(device))._with_seen(self._seen)
 
     def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
         """The state of these rows of the batch, in this order; a row may be named more than once."""
@@ -68,25 +71,34 @@ class SABState:
             steps_index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))
             index = steps_index.to(self.h.device)
         selected = self._replace_floats(lambda tensor: tensor[:, index])
-        return replace(selected, numbers=self.numbers[:, index], steps=self.steps[steps_index])
+        selected = replace(selected, numbers=self.numbers[:, index], steps=self.steps[steps_index])
+        return selected._with_seen(self._seen)
 
     def _replace_floats(self, function: Any) -> SABState:
-        return replace(
+        replaced = replace(
             self,
             h=function(self.h),
             c=_map(self.c, function),
             microstates=function(self.microstates),
             keys=function(self.keys),
         )
+        return replaced._with_seen(self._seen)
+
+    def _with_seen(self, seen: int | None) -> SABState:
+        """This state, for which it is now known how many steps all rows have seen."""
+        object.__setattr__(self, "_seen", seen)
+        return self
 
     def _with_batch(self) -> SABState:
         """A state of unbatched input as that of a batch of one."""
         batched = self._replace_floats(lambda tensor: tensor.unsqueeze(1))
-        return replace(batched, numbers=self.numbers.unsqueeze(1), steps=self.steps.unsqueeze(0))
+        batched = replace(batched, numbers=self.numbers.unsqueeze(1), steps=self.steps.unsqueeze(0))
+        return batched._with_seen(self._seen)
 
     def _without_batch(self) -> SABState:
         unbatched = self._replace_floats(lambda tensor: tensor.squeeze(1))
-        return replace(unbatched, numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
+        unbatched = replace(unbatched, numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
+        return unbatched._with_seen(self._seen)
 
 
 @dataclass(frozen=True, eq=False)

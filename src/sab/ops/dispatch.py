@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.errors import ValueMistake
-from sab.ops import cpu, reference
+from sab.ops import cpu, operation, reference
 from sab.ops.types import LayerResult, LayerState, LayerWeights
 
 logger = logging.getLogger("sab")
@@ -26,8 +28,35 @@ class Backend(NamedTuple):
     """Why it cannot run a configuration, or None where it can."""
 
 
+def _triton_unsupported(
+    x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> str | None:
+    # Interpreted kernels are for tests: `auto` never takes them.
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and config.backend == "triton"
+    if x.device.type != "cuda" and not is_interpreted:
+        return f"the input is on {x.device.type}"
+    return (
+        operation.unsupported(x, state, weights)
+        or triton_unavailable()
+        or operation.engine_named("triton").unsupported(x, state, weights, cell_name, config)
+    )
+
+
+@cache
+def triton_unavailable() -> str | None:
+    """Why the Triton kernels cannot be had, or None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        operation.engine_named("triton")
+    except ImportError as error:
+        return f"the Triton kernels cannot be imported: {error}"
+    return None
+
+
 BACKENDS: dict[str, Backend] = {
-    "cpu": Backend(cpu.run, cpu.unsupported),
+    "triton": Backend(partial(operation.run, "triton"), _triton_unsupported),
+    "cpu": Backend(partial(operation.run, "cpu"), cpu.unsupported),
     "reference": Backend(reference.run, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""

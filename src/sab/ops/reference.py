@@ -26,7 +26,7 @@ def run(
     """Run x [T, B, input_size] from `state`; row b ends after lengths[b] steps, or T where lengths is None."""
     cell = CELLS[cell_name]
     incorporation = INCORPORATIONS[config.incorporate]
-    h, c, microstates, keys, numbers, steps = state
+    h, c, microstates, keys, numbers, steps, _ = state
     x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
     outputs, reads = [], []
     for t, x_gates_t in enumerate(x_gates.unbind(0)):

@@ -31,6 +31,8 @@ class LayerState(NamedTuple):
     keys: Tensor
     numbers: Tensor
     steps: Tensor
+    seen: int | None = None
+    """How many steps all rows have seen; None where rows differ, or some slot of some row is not in use."""
 
 
 class LayerResult(NamedTuple):

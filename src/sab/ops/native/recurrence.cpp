@@ -31,7 +31,7 @@ struct Arguments {
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
     // Forward: gates come in as the input's part and go out as activations.
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary;
-    int64_t *selected;
+    int32_t *selected;
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
     void *hidden_gates, *joined, *dh, *chain, *dh_hat;
@@ -216,7 +216,7 @@ template <typename T> class Pass {
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
-        std::vector<int64_t> best(rows * a.k_top);
+        std::vector<int32_t> best(rows * a.k_top);
         std::vector<T> best_keys(rows * a.k_top);
         std::vector<int64_t> found(rows, 0);
         if (affine())
@@ -252,7 +252,7 @@ template <typename T> class Pass {
 
   private:
     // Puts a candidate into the k_top best, highest first; it comes after those it equals, which are older.
-    void insert(T score, int64_t slot, T *best_scores, int64_t *best, int64_t &found) const {
+    void insert(T score, int64_t slot, T *best_scores, int32_t *best, int64_t &found) const {
         if (found == a.k_top && !(score > best_scores[found - 1])) return;
         int64_t place = found < a.k_top ? found++ : found - 1;
         for (; place > 0 && score > best_scores[place - 1]; place--) {
@@ -260,7 +260,7 @@ template <typename T> class Pass {
             best[place] = best[place - 1];
         }
         best_scores[place] = score;
-        best[place] = slot;
+        best[place] = static_cast<int32_t>(slot);
     }
 
     void cell_forward(int64_t t, int64_t row, const T *hidden) const {
@@ -318,10 +318,10 @@ template <typename T> class Pass {
         }
     }
 
-    void read_forward(int64_t t, int64_t row, int64_t used, const T *best_keys, const int64_t *best) {
+    void read_forward(int64_t t, int64_t row, int64_t used, const T *best_keys, const int32_t *best) {
         if (ended(t, row)) return;  // the buffers say already that nothing was read
         int64_t k = std::min(a.k_top, used);
-        int64_t *selected = a.selected + (t * a.batch + row) * a.k_top;
+        int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n);
         if (affine()) {
             const T *h_hat = at(a.h_hat, t, row, n), *w_query = weight(a.w_query);
@@ -507,7 +507,7 @@ template <typename T> class Pass {
     void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) {
         if (ended(t, row)) return;
         int64_t k = std::min(a.k_top, used), d = a.key_size;
-        const int64_t *selected = a.selected + (t * a.batch + row) * a.k_top;
+        const int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         const T *weights = at(a.weights, t, row, a.k_top), *ds = at(a.dsummary, t, row, n);
         T *da = at(a.dweights, t, row, a.k_top);  // comes in as the gradient from outside
         T inner = dot(ds, at(a.summary, t, row, n), n);
