@@ -32,7 +32,7 @@ def _triton_unsupported(
     x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> str | None:
     # Interpreted kernels are for tests: `auto` never takes them.
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and config.backend == "triton"
+    is_interpreted = config.backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if x.device.type != "cuda" and not is_interpreted:
         return f"the input is on {x.device.type}"
     return (
@@ -42,27 +42,36 @@ def _triton_unsupported(
     )
 
 
-@cache
+@torch.compiler.assume_constant_result
 def triton_unavailable() -> str | None:
     """Why the Triton kernels cannot be had, or None where they can."""
+    return _triton_unavailable()
+
+
+@cache
+def _triton_unavailable() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:
         operation.engine_named("triton")
     except ImportError as error:
-        return f"the Triton kernels cannot be imported: {error}"
+        return f"its kernels cannot be imported: {error}"
     return None
 
 
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(partial(operation.run, "triton"), _triton_unsupported),
     "cpu": Backend(partial(operation.run, "cpu"), cpu.unsupported),
-    "reference": Backend(reference.run, lambda *arguments: None),
+    "reference": Backend(
+        torch.compiler.disable(
+            reference.run, reason="the loop over time is unrolled otherwise, which takes minutes to compile"
+        ),
+        lambda *arguments: None,
+    ),
 }
 """By name, fastest first; the last one can do everything."""
 
 
-@torch.compiler.disable(reason="the loop over time is unrolled otherwise, which takes minutes to compile")
 def recurrence(
     x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> LayerResult:
@@ -83,7 +92,8 @@ def _choose(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str,
         reason = backend.unsupported(x, state, weights, cell_name, config)
         if reason is None:
             return backend
-        _log_once(f"backend {name} is passed over: {reason}")
+        if not torch.compiler.is_compiling():
+            _log_once(f"backend {name} is passed over: {reason}")
     raise AssertionError("the reference backend supports everything")
 
 

@@ -32,7 +32,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +46,7 @@ from sab.state import Attention
 
 ENGINES = {"cpu": "sab.ops.cpu", "triton": "sab.ops.triton.engine"}
 """The modules that run the loops over time, by name."""
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_engines: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,10 @@ def _forward(
         buffers["weights"].zero_()
         buffers["selected"].fill_(-1)
         buffers["summary"].zero_()
+        # What no loop writes is not left to chance: the same inputs give the same outputs to the last bit.
+        buffers["norms"].zero_()
+        if first_slots == 0:
+            buffers["query"][: plan.first_kept + 1].zero_()
         engine_named(engine).forward(plan, weights, buffers | {"lengths": lengths})
     return _outputs(buffers, h, first_slots, saves)
 
@@ -443,8 +447,8 @@ def _gradients(
         None,
         lambda: dstore[first_slots].to(dtype, copy=True),
         lambda: work["dc"].to(dtype),
-        lambda: dstore[:first_slots].transpose(0, 1).to(dtype, copy=True),
-        lambda: dkeys[:, :first_slots].to(dtype, copy=True),
+        lambda: dstore[:first_slots].transpose(0, 1).clone(memory_format=torch.contiguous_format).to(dtype),
+        lambda: dkeys[:, :first_slots].clone(memory_format=torch.contiguous_format).to(dtype),
         lambda: outer(dgates, x),
         lambda: outer(dhidden, store[first_slots : first_slots + steps]),
         lambda: total(dgates),
@@ -460,14 +464,29 @@ def _gradients(
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
-    raise NotImplementedError
+    x, lengths, *parameters = arguments[5 : 5 + 2 + 10]
+    buffers = dict(zip(_BUFFERS, arguments[17:], strict=False))
+    needs = arguments[-1]
+    steps, batch, n = buffers["h_hat"].shape
+    first_slots, key_size = buffers["store"].shape[0] - 1 - steps, buffers["keys"].shape[-1]
+    new = parameters[0].new_empty
+    like = (
+        x,
+        lengths,
+        new(batch, n),
+        new(batch, n),
+        new(batch, first_slots, n),
+        new(batch, first_slots, key_size),
+        *parameters,
+    )
+    return [gradient.new_empty(gradient.shape) for gradient, needed in zip(like, needs, strict=True) if needed]
 
 
 def _at_numbers(dkeys: Tensor, plan: Plan, bias: Tensor) -> Tensor:
     """The gradient of the affine scorers' bias from those of the new keys [B, S, 1]: b_i belongs to microstate i."""
     first = plan.seen // plan.config.k_att
     by_number = dkeys.sum((0, 2))[: max(len(bias) - first, 0)]
-    gradient = torch.zeros_like(bias)
+    gradient = bias.new_zeros(len(bias))
     gradient[first : first + len(by_number)] = by_number
     return gradient
 
@@ -520,37 +539,75 @@ def _config(
     return SABConfig(k_top, k_att, k_trunc or None, scorer, weighting, forward, incorporate)
 
 
-@cache
 def engine_named(name: str) -> Any:
-    return importlib.import_module(ENGINES[name])
+    """The module of an engine, imported when it is first asked for."""
+    if name not in _engines:
+        _engines[name] = importlib.import_module(ENGINES[name])
+    return _engines[name]
 
 
 def _cast(compute: torch.dtype, *weights: Tensor | None) -> Weights:
     return Weights(*(None if weight is None else weight.to(compute).contiguous() for weight in weights))  # pyright: ignore
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, lengths, _, _, _, _, *parameters = inputs[:_INPUTS]
-    ctx.options = inputs[_INPUTS:-1]
-    ctx.save_for_backward(x, lengths, *parameters, *output[1:])
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[_OUTPUTS.index("selected")], *output[_SEEN:])
+class _Recurrence(torch.autograd.Function):
+    """The operation as a node of autograd's graph.
+
+    By hand, as `torch.library.register_autograd` takes longer for every call than many an operation itself.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        outputs = _below_autograd(torch.ops.sab.recurrence.default, keyset, *tensors, *options)
+        x, lengths, _, _, _, _, *parameters = tensors
+        ctx.options = options[:-1]
+        ctx.save_for_backward(x, lengths, *parameters, *outputs[1:])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(outputs[_OUTPUTS.index("selected")], *outputs[_SEEN:])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_hidden, d_c, d_keys, d_weights, _, d_summary = gradients[:_SEEN]
+        outside, needs = (d_hidden, d_c, d_keys, d_weights, d_summary), ctx.needs_input_grad[2:]
+        found = iter(torch.ops.sab.recurrence_backward(*outside, *ctx.saved_tensors, *ctx.options, needs))
+        return (None, None, *(next(found) if needed else None for needed in needs))
 
 
-def _autograd(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    d_hidden, d_c, d_keys, d_weights, _, d_summary = gradients[:_SEEN]
-    needs = ctx.needs_input_grad[:_INPUTS]
-    found = iter(
-        torch.ops.sab.recurrence_backward(
-            d_hidden, d_c, d_keys, d_weights, d_summary, *ctx.saved_tensors, *ctx.options, list(needs)
-        )
-    )
-    return (*(next(found) if needed else None for needed in needs), *(None,) * (len(ctx.options) + 1))
+class _RecurrenceBackward(torch.autograd.Function):
+    """The operation's backward as a node of the graph that `create_graph=True` makes."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(_below_autograd(torch.ops.sab.recurrence_backward.default, keyset, *arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError("only the layer's backend='reference' has second derivatives; this gradient was another's.")
+
+
+def _below_autograd(op: Any, keyset: Any, *arguments: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def _autograd(keyset: Any, *arguments: Any) -> Any:
+    *_, saves = arguments
+    if saves and torch.is_grad_enabled():
+        return _Recurrence.apply(keyset, arguments[_INPUTS:], *arguments[:_INPUTS])
+    return _below_autograd(torch.ops.sab.recurrence.default, keyset, *arguments)
+
+
+def _autograd_backward(keyset: Any, *arguments: Any) -> Any:
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        return list(_RecurrenceBackward.apply(keyset, *arguments))
+    return _below_autograd(torch.ops.sab.recurrence_backward.default, keyset, *arguments)
 
 
 for _key in ("CPU", "CUDA"):
     _library.impl("recurrence", _forward, _key)
     _library.impl("recurrence_backward", _backward, _key)
+_library.impl("recurrence", _autograd, "Autograd", with_keyset=True)
+_library.impl("recurrence_backward", _autograd_backward, "Autograd", with_keyset=True)
 torch.library.register_fake("sab::recurrence", _fake_forward, lib=_library)
 torch.library.register_fake("sab::recurrence_backward", _fake_backward, lib=_library)
-torch.library.register_autograd("sab::recurrence", _autograd, setup_context=_setup_context, lib=_library)

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 logger = logging.getLogger("sab")
 
 SOURCE = Path(__file__).with_name("recurrence.cpp")
@@ -39,6 +41,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
+@torch.compiler.assume_constant_result
 def unavailable() -> str | None:
     """Why `library` cannot be had, or None where it can."""
     found = _find()
