@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sab
 from sab.errors import Mistake
-from sab.ops.dispatch import BACKENDS
 from tests.ops.cases import (
+    BACKENDS,
     CELLS,
     DOUBLE,
     PLAIN,

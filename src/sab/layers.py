@@ -18,6 +18,7 @@ from sab.config import SABConfig
 from sab.errors import TypeMistake, ValueMistake, check_bool, check_choice, check_float, check_int
 from sab.incorporations import INCORPORATIONS
 from sab.ops.dispatch import recurrence
+from sab.ops.operation import is_autocast
 from sab.ops.types import LayerState, LayerWeights
 from sab.scorers import SCORERS, ScorerWeights
 from sab.state import Attention, SABState
@@ -253,8 +254,7 @@ class _SABLayer(nn.Module):
                 f"got {list(x.shape)}.",
                 "input",
             )
-        is_autocast = torch.is_autocast_enabled(x.device.type)
-        if x.dtype != self._dtype and not (is_autocast and x.dtype in _AUTOCAST_TYPES):
+        if x.dtype != self._dtype and not (is_autocast(x.device.type) and x.dtype in _AUTOCAST_TYPES):
             raise TypeMistake(f"input must be of the layer's type {self._dtype}; got {x.dtype}.", "input")
         unbatched = x.dim() == 2
         if unbatched:
@@ -298,7 +298,8 @@ class _SABLayer(nn.Module):
             numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
             steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         )._with_seen(0)
-        self._check_state(state, x, unbatched)
+        if hx is not None:
+            self._check_state(state, x, unbatched)
         return state
 
     def _check_state(self, state: SABState, x: Tensor, unbatched: bool) -> None:
@@ -536,8 +537,10 @@ def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
 
 def _seen(state: SABState) -> int | None:
     """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
-    if torch.compiler.is_compiling() or (state._seen is not None and state.numbers.device.type != "cpu"):
-        return state._seen  # to look would break the graph or wait for the device
+    if torch.compiler.is_compiling() or (
+        state._seen is not None and (state.numbers.device.type != "cpu" or not state.numbers.numel())
+    ):
+        return state._seen  # to look would break the graph or wait for the device, or there is nothing to look at
     first = int(state.steps[0])
     return None if (state.steps != first).any() or (state.numbers < 0).any() else first
 

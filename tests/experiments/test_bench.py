@@ -51,7 +51,7 @@ def test_a_backend_that_cannot_is_shown_as_such(
     ("arguments", "sentence"),
     [
         (["--cases", "Z"], "--cases must be one of S, M; got 'Z'."),
-        (["--backends", "tpu"], "--backends must be one of cpu, reference; got 'tpu'."),
+        (["--backends", "tpu"], "--backends must be one of triton, cpu, reference; got 'tpu'."),
         (["--seconds", "0"], "--seconds must be a finite number above 0; got 0.0."),
     ],
 )

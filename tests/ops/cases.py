@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sab
+from sab.ops import dispatch
 
 CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SCORERS = ("affine", "affine_tanh", "mlp", "dot")
@@ -19,6 +21,8 @@ WEIGHTINGS_AND_FORWARDS = [(weighting, "sparse") for weighting in WEIGHTINGS] + 
     ("softmax", "dense"),
     ("softmax_sink", "dense"),
 ]
+BACKENDS = [name for name in dispatch.BACKENDS if name != "triton" or os.environ.get("TRITON_INTERPRET") == "1"]
+"""Those that run on the CPU; the Triton kernels do so interpreted."""
 DOUBLE = torch.float64
 PLAIN: dict[str, Any] = {"k_top": 0, "k_trunc": None}
 """The options that make a layer `torch.nn`'s."""

@@ -9,8 +9,7 @@ import torch
 
 import sab
 from sab.errors import Mistake
-from sab.ops import dispatch
-from tests.ops.cases import assert_close, make_layer, randn, randomize
+from tests.ops.cases import BACKENDS, assert_close, make_layer, randn, randomize
 
 
 def call(backend: str, what: str) -> Any:
@@ -46,7 +45,7 @@ def test_auto_equals_the_reference_where_no_other_backend_may(what: str) -> None
 
 
 @pytest.mark.parametrize("what", SPECIAL)
-@pytest.mark.parametrize("backend", [name for name in dispatch.BACKENDS if name != "reference"])
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 def test_an_explicit_backend_computes_or_says_why_not(backend: str, what: str) -> None:
     try:
         output = call(backend, what)
@@ -60,7 +59,7 @@ def test_an_explicit_backend_computes_or_says_why_not(backend: str, what: str) -
     assert repr(backend) in sentence
 
 
-@pytest.mark.parametrize("backend", [name for name in dispatch.BACKENDS if name != "reference"])
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_backends_agree_on_a_long_sequence(backend: str, dtype: torch.dtype) -> None:
     """Sizes that no other test has: many rows, odd widths, hundreds of steps."""

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from torch import Tensor
 
 from sab.errors import Mistake
-from sab.ops.dispatch import BACKENDS
 from tests.ops import oracle
 from tests.ops.cases import (
+    BACKENDS,
     CELLS,
     INCORPORATIONS,
     SCORERS,

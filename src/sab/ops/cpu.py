@@ -31,8 +31,8 @@ def unsupported(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: 
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}"
-    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
-        return "it computes in float32 and float64 without autocast"
+    if operation.compute_type(x, state) not in (torch.float32, torch.float64):
+        return "it computes in float32 and float64 alone"
     if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
         return "it does not have this cell, weighting or incorporation"
     if config.k_top > 0 and config.scorer not in SCORERS:

@@ -46,6 +46,8 @@ from sab.state import Attention
 
 ENGINES = {"cpu": "sab.ops.cpu", "triton": "sab.ops.triton.engine"}
 """The modules that run the loops over time, by name."""
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
+"""What the operation computes in; an engine may do without some."""
 _engines: dict[str, Any] = {}
 
 
@@ -105,10 +107,15 @@ class Weights(NamedTuple):
     b_incorporate: Tensor | None
 
 
+def is_autocast(device: str) -> bool:
+    """Whether autocast is on for a type of device; the device `meta` has none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def compute_type(x: Tensor, state: LayerState) -> torch.dtype:
     """The type of the products: the layer's, or autocast's."""
     dtype, device = state.h.dtype, x.device.type
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if dtype != torch.float64 and is_autocast(device):
         return torch.get_autocast_dtype(device)
     return dtype
 
@@ -128,6 +135,9 @@ def allow_tf32() -> bool:
 
 def unsupported(x: Tensor, state: LayerState, weights: LayerWeights) -> str | None:
     """Why no engine can run a configuration, or None where one may."""
+    compute = compute_type(x, state)
+    if compute not in TYPES:
+        return f"it does not compute in {compute}"
     own = [weight for weight in (*weights, *weights.scorer) if isinstance(weight, Tensor)]
     if any(weight.dtype != state.h.dtype or weight.device != x.device for weight in own):
         return "the parameters differ from the input in type or device"
@@ -176,7 +186,8 @@ def run(
     keys, attended, summary = keys.to(dtype), attended.to(dtype), summary.to(dtype)
     first_slots, slots = state.numbers.shape[1], keys.shape[1]
     first_number = seen // config.k_att
-    numbers = torch.arange(first_number, first_number + slots - first_slots, device=x.device).repeat(batch, 1)
+    numbers = torch.arange(first_number, first_number + slots - first_slots, device=x.device)
+    numbers = numbers.expand(batch, -1).contiguous()
     late = None
     if device_lengths is not None:
         late = F.pad((numbers + 1) * config.k_att - seen > device_lengths.unsqueeze(1), (first_slots, 0))
@@ -229,6 +240,8 @@ _SEEN = 6
 _INPUTS = 16
 """How many of the operation's arguments are tensors."""
 _BUFFERS = _OUTPUTS[1:]
+_B_IH = 8
+"""Where the bias of the input's part comes among the tensors."""
 
 _library = torch.library.Library("sab", "DEF")
 _library.define(
@@ -417,6 +430,7 @@ def _gradients(
     dstore, dkeys, dgates, dhidden = (work[name] for name in ("dstore", "dkeys", "dgates", "dhidden"))
     dquery, dincorporated = work["dquery"], work["dincorporated"]
     store, h_hat = buffers["store"], buffers["h_hat"]
+    gradients: list[Tensor] = []
 
     def outer(left: Tensor, right: Tensor) -> Tensor:
         """Sum over steps and rows of the outer products: [T, B, p] and [T, B, q] to [p, q]."""
@@ -424,6 +438,9 @@ def _gradients(
 
     def total(gradient: Tensor) -> Tensor:
         return gradient.sum((0, 1), dtype=store.dtype).to(dtype)
+
+    def b_hh() -> Tensor:
+        return gradients[-1].clone() if dhidden is dgates and needs[_B_IH] else total(dhidden)
 
     def seen(states: Tensor) -> Tensor:
         return torch.tanh(states) if config.scorer == "affine_tanh" else states
@@ -452,7 +469,7 @@ def _gradients(
         lambda: outer(dgates, x),
         lambda: outer(dhidden, store[first_slots : first_slots + steps]),
         lambda: total(dgates),
-        lambda: total(dhidden),
+        b_hh,
         w_memory,
         w_query,
         bias,
@@ -460,7 +477,10 @@ def _gradients(
         lambda: torch.cat([outer(dincorporated, part) for part in (h_hat, buffers["summary"])], dim=1),
         lambda: total(dincorporated),
     )
-    return [formula() for formula, needed in zip(formulas, needs, strict=True) if needed]
+    for formula, needed in zip(formulas, needs, strict=True):
+        if needed:
+            gradients.append(formula())
+    return gradients
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
@@ -505,16 +525,14 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return (left.to(dtype) @ right.to(dtype)) if dtype == torch.float32 else (left @ right).to(dtype)
 
 
-@contextlib.contextmanager
-def _products(x: Tensor, compute: torch.dtype) -> Iterator[None]:
+_AS_IT_IS = contextlib.nullcontext()
+
+
+def _products(x: Tensor, compute: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     """Products are of the type of their factors, whatever autocast says, and in TF32 where cuDNN's RNNs would be."""
-    device = x.device.type
-    with contextlib.ExitStack() as stack:
-        if torch.is_autocast_enabled(device):
-            stack.enter_context(torch.autocast(device, enabled=False))
-        if device == "cuda" and compute == torch.float32:
-            stack.enter_context(_tf32(allow_tf32()))
-        yield
+    if x.is_cuda and compute == torch.float32:
+        return _tf32(allow_tf32())
+    return torch.autocast(x.device.type, enabled=False) if is_autocast(x.device.type) else _AS_IT_IS
 
 
 @contextlib.contextmanager

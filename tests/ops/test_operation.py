@@ -1,0 +1,350 @@
+"""`sab::recurrence` as PyTorch sees it: registered rightly, compiled whole, without a wait for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sab
+from sab.ops import dispatch, native, operation
+from tests.ops.cases import BACKENDS, DOUBLE, assert_close, cases, gradients, make_layer, randn, randomize, weighted_sum
+
+FAST = [name for name in BACKENDS if name != "reference"]
+needs_library = pytest.mark.skipif(native.unavailable() is not None, reason=native.unavailable() or "")
+
+
+@dataclasses.dataclass
+class Call:
+    """Arguments of the operation."""
+
+    cell: str = "lstm"
+    scorer: str = "mlp"
+    weighting: str = "softmax"
+    forward: str = "sparse"
+    incorporate: str = "add"
+    k_top: int = 2
+    first_slots: int = 0
+    bias: bool = True
+    lengths: list[int] | None = None
+    needs: bool = True
+    """Whether gradients are needed."""
+
+    def arguments(self) -> tuple[Any, ...]:
+        steps, batch, n, input_size, k_att = 7, 3, 4, 2, 2
+        gates = {"lstm": 4, "gru": 3}.get(self.cell, 1) * n
+        is_affine = self.scorer.startswith("affine")
+        d = 0 if self.k_top == 0 else 1 if is_affine else 5
+        scorer: list[Tensor | None] = [None] * 4
+        if self.k_top > 0 and is_affine:
+            scorer = [self.new(n), self.new(n), self.new(6), None]
+        elif self.k_top > 0:
+            has_bias = self.scorer == "mlp"
+            scorer = [
+                self.new(d, n),
+                self.new(d, n),
+                self.new(d) if has_bias else None,
+                self.new(d) if has_bias else None,
+            ]
+        is_concat = self.k_top > 0 and self.incorporate == "concat"
+        return (
+            self.new(steps, batch, input_size),
+            None if self.lengths is None else torch.tensor(self.lengths),
+            self.new(batch, n),
+            self.new(batch, n) if self.cell == "lstm" else None,
+            self.new(batch, self.first_slots, n),
+            self.new(batch, self.first_slots, d),
+            self.new(gates, input_size),
+            self.new(gates, n),
+            self.new(gates) if self.bias else None,
+            self.new(gates) if self.bias else None,
+            *scorer,
+            self.new(n, 2 * n) if is_concat else None,
+            self.new(n) if is_concat else None,
+            "cpu",
+            self.cell,
+            self.scorer,
+            self.weighting,
+            self.forward,
+            self.incorporate,
+            self.k_top,
+            k_att,
+            3,
+            self.first_slots * k_att + 1 if self.first_slots > 0 else 0,
+            DOUBLE,
+            self.needs,
+        )
+
+    def new(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=DOUBLE, requires_grad=self.needs)
+
+
+CALLS = [
+    Call(),
+    Call(cell="gru", scorer="affine", weighting="relu_norm", incorporate="concat", first_slots=2),
+    Call(cell="rnn_tanh", scorer="dot", lengths=[7, 3, 5], incorporate="add_bounded"),
+    Call(cell="rnn_relu", scorer="affine_tanh", weighting="softmax_sink", forward="dense", bias=False),
+    Call(k_top=0),
+    Call(needs=False, first_slots=1),
+]
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_it_is_registered_rightly(call: Call) -> None:
+    """Its schema, its fake and autograd implementations, and all of it under the compiler with shapes that vary."""
+    torch.library.opcheck(torch.ops.sab.recurrence.default, call.arguments())
+
+
+@needs_library
+def test_its_backward_is_registered_rightly() -> None:
+    arguments = Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False).arguments()
+    outputs = torch.ops.sab.recurrence(*arguments[:-1], True)
+    outside = [torch.randn_like(outputs[place]) for place in (0, 1, 2, 3, 5)]
+    tensors, options = arguments[: operation._INPUTS], arguments[operation._INPUTS : -1]
+    needs = [tensor is not None for tensor in tensors]
+    given = (*outside, *tensors[:2], *tensors[6:], *outputs[1:], *options, needs)
+    torch.library.opcheck(torch.ops.sab.recurrence_backward.default, given)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fresh memory is full of NaN and of the largest integers, so that what nobody wrote shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_fresh_memory_is_poisoned() -> None:
+    assert torch.zeros(1).new_empty(3).isnan().all()
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("backend", FAST)
+@given(case=cases(backend="reference"), pieces=st.integers(1, 3))
+@settings(max_examples=60)
+def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str, case: Any, pieces: int) -> None:
+    case.lengths[0] = case.steps  # else the reference has no slot where no row has a microstate
+    if backend == "triton":
+        case.options["forward"] = "sparse"
+    results = []
+    for name in ("reference", backend):
+        layer = case.layer()
+        layer.config = dataclasses.replace(layer.config, backend=name)
+        x = case.x().requires_grad_()
+        shape = (len(layer._suffixes), case.batch, case.sizes[1])
+        given_state = [randn(*shape, seed=seed).requires_grad_() for seed in (3, 4)[: 2 if case.cell == "lstm" else 1]]
+        state: Any = tuple(given_state) if case.cell == "lstm" else given_state[0]
+        seen: list[Tensor] = []
+        for piece in range(pieces):
+            # Lengths only at the end: rows that have seen different numbers of steps are the reference's alone.
+            lengths = case.lengths if piece == pieces - 1 else None
+            output, state, attention = layer(x, state, lengths=lengths, return_attention=True)
+            keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
+            seen += [output, *state, state.microstates, keys, attention.weights, attention.summary]
+        leaves = [x, *given_state, *layer.parameters()]
+        whole = [attention.numbers, state.numbers, state.steps]
+        results.append((seen + gradients(seen, leaves), whole))
+    (expected, expected_whole), (actual, actual_whole) = results
+    for one, other in zip(actual_whole, expected_whole, strict=True):
+        assert torch.equal(one, other)
+    for place, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(one, other, f"tensor {place}", tolerance=1e-9)
+
+
+class Compiled:
+    """A layer and its compiled twin, whose results must be equal."""
+
+    def __init__(self, cell: str, compiler: str, **options: Any):
+        torch._dynamo.reset()
+        self.layer = randomize(make_layer(cell, 3, 5, 2, **options))
+        self.compiled: Any = torch.compile(self.layer, fullgraph=True, backend=compiler)
+
+    def check(self, hx: Any = None, **options: Any) -> sab.SABState:
+        x = randn(9, 4, 3).requires_grad_()
+        found = []
+        for layer in (self.layer, self.compiled):
+            output, state = layer(x, hx, **options)
+            outputs = [output, *state, state.microstates, state.keys]
+            leaves = [x, *self.layer.parameters()]
+            found.append([*outputs, *torch.autograd.grad(weighted_sum(outputs), leaves)])
+        for actual, expected in zip(*found, strict=True):
+            assert_close(actual, expected)
+        with torch.no_grad():
+            inferred, state = self.compiled(x, hx, **options)
+        assert_close(inferred, found[0][0])
+        return state
+
+
+def initial(layer: Any) -> Any:
+    h = randn(len(layer._suffixes), 4, 5, seed=5)
+    return (h, h + 1) if layer.cell == "lstm" else h
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        ("lstm", {"k_top": 3}),
+        ("gru", {"k_top": 3, "scorer": "affine", "max_microstates": 7, "bidirectional": True}),
+        ("rnn_tanh", {"k_top": 20, "scorer": "dot", "incorporate": "concat"}),
+        ("lstm", {"k_top": 0}),
+    ],
+)
+def test_the_whole_layer_compiles_into_one_graph(cell: str, options: dict[str, Any]) -> None:
+    twins = Compiled(cell, "aot_eager", **options)
+    twins.check()
+    twins.check(initial(twins.layer))
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
+def test_it_compiles_with_the_state_of_an_earlier_call() -> None:
+    """A few times over for growing states, then never again."""
+    twins = Compiled("lstm", "aot_eager", k_top=3)
+    state = twins.check()
+    for _ in range(3):
+        state = twins.check(state)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for _ in range(3):
+            state = twins.check(state)
+    assert state.steps.tolist() == [63] * 4
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
+def test_it_compiles_with_lengths() -> None:
+    Compiled("gru", "aot_eager", k_top=3).check(lengths=torch.tensor([9, 4, 1, 7]))
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
+def test_it_compiles_with_inductor() -> None:
+    twins = Compiled("lstm", "inductor", k_top=3)
+    twins.check(initial(twins.layer))
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_a_second_derivative_tells_of_the_reference(backend: str) -> None:
+    layer = make_layer("lstm", 3, 4, k_top=2, backend=backend)
+    x = randn(7, 2, 3).requires_grad_()
+    (first,) = torch.autograd.grad(layer(x)[0].square().sum(), [x], create_graph=True)
+    assert first.requires_grad
+    with pytest.raises(RuntimeError, match="backend='reference' has second derivatives"):
+        torch.autograd.grad(first.square().sum(), [x])
+
+
+def test_autocast_on_the_cpu_falls_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    dispatch._log_once.cache_clear()
+    layer = make_layer("lstm", 3, 4, dtype=torch.float32)
+    with caplog.at_level(logging.INFO, "sab"), torch.autocast("cpu", torch.bfloat16):
+        output = layer(torch.randn(7, 2, 3))[0]
+    assert output.dtype == torch.float32
+    assert "backend cpu is passed over: it computes in float32 and float64 alone" in caplog.messages
+
+
+def test_float16_is_the_references_alone() -> None:
+    layer = make_layer("lstm", 3, 4, dtype=torch.float16, backend="cpu")
+    with pytest.raises(ValueError, match="'cpu' does not: it computes in float32 and float64 alone"):
+        layer(torch.randn(7, 2, 3, dtype=torch.float16))
+
+
+class Crossings(TorchDispatchMode):
+    """Notes what is brought from the CPU to the device `meta`, which stands for any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        given = [arg for arg in args if isinstance(arg, Tensor)]
+        made = result if isinstance(result, tuple | list) else [result]
+        devices = {tensor.device.type for tensor in made if isinstance(tensor, Tensor)}
+        if "meta" in devices and any(tensor.device.type == "cpu" and tensor.dim() > 0 for tensor in given):
+            self.found.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the device `meta` have no values: whoever asks for one fails."""
+
+    def unsupported(x: Tensor, state: Any, weights: Any, *_: Any) -> str | None:
+        return operation.unsupported(x, state, weights)
+
+    monkeypatch.setitem(dispatch.BACKENDS, "triton", dispatch.BACKENDS["triton"]._replace(unsupported=unsupported))
+    layer = make_layer(cell, 3, 4, 2, k_top=2, bidirectional=True, device="meta", backend="triton")
+    x = torch.empty(7, 2, 3, device="meta", dtype=DOUBLE, requires_grad=True)
+    with Crossings() as crossings:
+        output, state, attention = layer(x, return_attention=True)
+        output.sum().backward()
+        layer(x, state.detach())[0].sum().backward()
+        layer(x, layer.compact(state.detach().select(slice(0, 2))))
+    assert output.shape == (7, 2, 8)
+    assert attention.numbers.shape == (4, 7, 2, 2)
+    assert layer.weight_hh_l0.grad.shape == layer.weight_hh_l0.shape
+    assert crossings.found == []
+
+
+def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
+    layer = make_layer("lstm", 3, 4, k_top=2)
+    x = randn(5, 3, 3)
+    state = layer(x)[1]
+    assert state._seen == 5
+    assert layer(x, state)[1]._seen == 10
+    for same in (state.detach(), state.to(torch.float32), state.select([2, 0]), layer.compact(state)):
+        assert same._seen == 5
+    assert layer(x, lengths=[5, 5, 5])[1]._seen == 5
+    assert layer(x, lengths=[5, 4, 5])[1]._seen is None
+    assert dataclasses.replace(state, steps=state.steps + 1)._seen is None
+    assert layer(x[:, 0])[1]._seen == 5
+
+
+class TestTF32:
+    """Whether float32 products may be rounded is PyTorch's setting for its own recurrent layers."""
+
+    @pytest.fixture(autouse=True)
+    def _restore(self) -> Iterator[None]:
+        rnn, matmul = self.settings()
+        before = rnn.fp32_precision, matmul.fp32_precision
+        yield
+        rnn.fp32_precision, matmul.fp32_precision = before
+
+    def settings(self) -> tuple[Any, Any]:
+        return torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # pyright: ignore[reportAttributeAccessIssue]
+
+    @pytest.mark.parametrize("precision", ["tf32", "ieee"])
+    def test_the_newer_setting(self, precision: str) -> None:
+        self.settings()[0].fp32_precision = precision
+        assert operation.allow_tf32() == (precision == "tf32")
+
+    @pytest.mark.parametrize("allowed", [True, False])
+    def test_the_older_setting(self, allowed: bool) -> None:
+        torch.backends.cudnn.allow_tf32 = allowed
+        try:
+            assert operation.allow_tf32() == allowed
+        finally:
+            torch.backends.cudnn.allow_tf32 = True
+
+    @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
+    @pytest.mark.parametrize("allowed", [True, False])
+    def test_products_outside_the_loop_have_it_too_and_it_is_put_back(self, before: str, allowed: bool) -> None:
+        _, matmul = self.settings()
+        matmul.fp32_precision = before
+        with operation._tf32(allowed):
+            assert (matmul.fp32_precision == "tf32") == allowed
+        assert matmul.fp32_precision == before
