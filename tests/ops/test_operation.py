@@ -120,7 +120,6 @@ def test_its_backward_is_registered_rightly() -> None:
 def poisoned() -> Iterator[None]:
     """Fresh memory is full of NaN and of the largest integers, so that what nobody wrote shows."""
     before = torch.are_deterministic_algorithms_enabled()
-    assert torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
@@ -148,17 +147,18 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
         given_state = [randn(*shape, seed=seed).requires_grad_() for seed in (3, 4)[: 2 if case.cell == "lstm" else 1]]
         state: Any = tuple(given_state) if case.cell == "lstm" else given_state[0]
         seen: list[Tensor] = []
+        numbers: list[Tensor] = []
         for piece in range(pieces):
             # Lengths only at the end: rows that have seen different numbers of steps are the reference's alone.
             lengths = case.lengths if piece == pieces - 1 else None
             output, state, attention = layer(x, state, lengths=lengths, return_attention=True)
             keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
             seen += [output, *state, state.microstates, keys, attention.weights, attention.summary]
+            numbers += [attention.numbers, state.numbers, state.steps]
         leaves = [x, *given_state, *layer.parameters()]
-        whole = [attention.numbers, state.numbers, state.steps]
-        results.append((seen + gradients(seen, leaves), whole))
-    (expected, expected_whole), (actual, actual_whole) = results
-    for one, other in zip(actual_whole, expected_whole, strict=True):
+        results.append((seen + gradients(seen, leaves), numbers))
+    (expected, expected_numbers), (actual, actual_numbers) = results
+    for one, other in zip(actual_numbers, expected_numbers, strict=True):
         assert torch.equal(one, other)
     for place, (one, other) in enumerate(zip(actual, expected, strict=True)):
         assert_close(one, other, f"tensor {place}", tolerance=1e-9)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,11 +35,10 @@ def _triton_unsupported(
     is_interpreted = config.backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if x.device.type != "cuda" and not is_interpreted:
         return f"the input is on {x.device.type}"
-    return (
-        operation.unsupported(x, state, weights)
-        or triton_unavailable()
-        or operation.engine_named("triton").unsupported(x, state, weights, cell_name, config)
-    )
+    reason = triton_unavailable()
+    if reason is not None:
+        return reason
+    return operation.engine_named("triton").unsupported(x, state, weights, cell_name, config)
 
 
 @torch.compiler.assume_constant_result
@@ -59,15 +58,13 @@ def _triton_unavailable() -> str | None:
     return None
 
 
+# Dynamo would unroll the loop over time, which takes minutes to compile.
+_uncompiled_reference: Any = torch.compiler.disable(reference.run, reason="it is a loop over time")
+
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(partial(operation.run, "triton"), _triton_unsupported),
     "cpu": Backend(partial(operation.run, "cpu"), cpu.unsupported),
-    "reference": Backend(
-        torch.compiler.disable(
-            reference.run, reason="the loop over time is unrolled otherwise, which takes minutes to compile"
-        ),
-        lambda *arguments: None,
-    ),
+    "reference": Backend(_uncompiled_reference, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""
 

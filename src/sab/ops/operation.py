@@ -383,7 +383,7 @@ def _backward(
     b_incorporate: Tensor | None,
     *rest: Any,
 ) -> list[Tensor]:
-    buffers = dict(zip(_BUFFERS, rest, strict=False))
+    buffers: dict[str, Any] = dict(zip(_BUFFERS, rest, strict=False))
     engine, cell, scorer, weighting, forward, incorporate, *numbers, seen, compute, needs = rest[len(_BUFFERS) :]
     config = _config(scorer, weighting, forward, incorporate, *numbers)
     store, keys, h_hat, gates = (buffers[name] for name in ("store", "keys", "h_hat", "gates"))
