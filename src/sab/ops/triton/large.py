@@ -121,6 +121,15 @@ def _merge(best, best_slot, score, slot, PLACES: tl.constexpr):
 
 
 @triton.jit
+def _top(score, slot, PLACES: tl.constexpr):
+    """`_merge` where none are held yet and there are at least PLACES candidates."""
+    score = tl.where(score == score, score, float("-inf"))
+    rank = tl.sum(_ahead(score[None, :], slot[None, :], score[:, None], slot[:, None]).to(tl.int32), 1)
+    new = rank[:, None] == tl.arange(0, PLACES)[None, :]
+    return tl.sum(tl.where(new, score[:, None], 0.0), 0), tl.sum(tl.where(new, slot[:, None], 0), 0)
+
+
+@triton.jit
 def _weigh(score, k, WEIGHTING: tl.constexpr, PLACES: tl.constexpr):
     """Weights of the k selected scores, highest first, and relu_norm's divisor."""
     place = tl.arange(0, PLACES)
@@ -189,13 +198,13 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         at = row[:, None] * N + unit[None, :]
         gate_at = gates + _wide(t * batch) * (GATES * N) + row[:, None] * (GATES * N) + unit[None, :]
-        # What does not wait for the product comes first, so that it is there when the product is done.
-        first = tl.load(gate_at, mask=inside, other=0.0).to(real)
+        # What does not wait for the product is fetched first, and not touched before the product is done.
+        first = tl.load(gate_at, mask=inside, other=0.0)
         if GATES > 1:
-            second = tl.load(gate_at + N, mask=inside, other=0.0).to(real)
-            third = tl.load(gate_at + 2 * N, mask=inside, other=0.0).to(real)
+            second = tl.load(gate_at + N, mask=inside, other=0.0)
+            third = tl.load(gate_at + 2 * N, mask=inside, other=0.0)
         if CELL == "lstm":
-            fourth = tl.load(gate_at + 3 * N, mask=inside, other=0.0).to(real)
+            fourth = tl.load(gate_at + 3 * N, mask=inside, other=0.0)
             c_old = tl.load(c + _wide(t * batch) * N + at, mask=inside, other=0.0)
         if CELL == "gru":
             h_old = tl.load(h_in + at, mask=inside, other=0.0)
@@ -210,10 +219,11 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
             even, odd = tl.split(tl.reshape(sums, (ROWS, UNITS, 2, 2)))
             even_0, even_1 = tl.split(even)
             odd_0, odd_1 = tl.split(odd)
-            first += even_0
-            second += odd_0
+            first = first.to(real) + even_0
+            second = second.to(real) + odd_0
         if CELL == "lstm":
-            i, f, g, o = sigmoid(first, MATH), sigmoid(second, MATH), tanh(third + even_1, MATH), sigmoid(fourth + odd_1, MATH)
+            i, f = sigmoid(first, MATH), sigmoid(second, MATH)
+            g, o = tanh(third.to(real) + even_1, MATH), sigmoid(fourth.to(real) + odd_1, MATH)
             c_new = tl.where(alive, f * c_old + i * g, 0.0)
             new = o * tanh(c_new, MATH)
             tl.store(gate_at, tl.where(alive, i, 0.0), mask=inside)
@@ -229,14 +239,14 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
                 second += tl.load(bias + N, mask=(unit < N)[None, :], other=0.0).to(real)
                 inner += tl.load(bias + 2 * N, mask=(unit < N)[None, :], other=0.0).to(real)
             r, z = sigmoid(first, MATH), sigmoid(second, MATH)
-            fresh = tanh(third + r * inner, MATH)
+            fresh = tanh(third.to(real) + r * inner, MATH)
             new = fresh + z * (h_old - fresh)
             tl.store(gate_at, tl.where(alive, r, 0.0), mask=inside)
             tl.store(gate_at + N, tl.where(alive, z, 0.0), mask=inside)
             tl.store(gate_at + 2 * N, tl.where(alive, fresh, 0.0), mask=inside)
             tl.store(hidden_new + _wide(t * batch) * N + at, tl.where(alive, inner, 0.0), mask=inside)
         else:
-            new = first + sums
+            new = first.to(real) + sums
             if CELL == "rnn_tanh":
                 new = tanh(new, MATH)
             else:
@@ -288,6 +298,10 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         inside = (row < batch)[:, None] & (column < D)[None, :]
+        slot = tl.arange(0, SLOTS)
+        key_at = keys + ((_wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
+        there = (row < batch)[:, None] & (slot < used)[None, :]
+        key = tl.load(key_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
         own = tl.zeros((ROWS, COLUMNS), real)
         own = _product(own, h_hat_left + row * N, w_query + column * N, row < batch, column < D, 0, N, N, BLOCK, STAGES,
                        PRECISION)  # fmt: skip
@@ -297,17 +311,30 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
         else:
             own *= SCALE
         tl.store(query + (_wide(t * batch) + row)[:, None] * D + column[None, :], own, mask=inside)
+        score_at = partial + (_wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
         for first in range(0, used, SLOTS):
-            slot = first + tl.arange(0, SLOTS)
-            key_at = keys + ((_wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
-            valid = (row < batch)[:, None] & (slot < used)[None, :]
-            key = tl.load(key_at, mask=valid[:, :, None] & (column < D)[None, None, :], other=0.0).to(real)
             if SCORER == "mlp":
-                terms = tanh(key + own[:, None, :], MATH) * factor[None, None, :]
+                terms = tanh(key.to(real) + own[:, None, :], MATH) * factor[None, None, :]
             else:
-                terms = key * own[:, None, :]
-            score_at = partial + (_wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
-            tl.store(score_at, tl.sum(terms, 2), mask=valid)
+                terms = key.to(real) * own[:, None, :]
+            there = (row < batch)[:, None] & (first + slot < used)[None, :]
+            tl.store(score_at + first, tl.sum(terms, 2), mask=there)
+            behind = first + SLOTS
+            there = (row < batch)[:, None] & (behind + slot < used)[None, :]
+            key = tl.load(key_at + behind * D, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
+
+
+@triton.jit
+def _scores(row, slot, batch, used, slots, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+            CANDIDATES: tl.constexpr):  # fmt: skip
+    """The sums of `partial`; where there is no slot, less than any score."""
+    block = tl.arange(0, 64)
+    score = tl.zeros((CANDIDATES,), real)
+    for first in range(0, tl.cdiv(D, COLUMNS), 64):
+        at = partial + (_wide((first + block) * batch) + row)[:, None] * slots + slot[None, :]
+        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (slot < used)[None, :]
+        score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
+    return tl.where(slot < used, score, float("-inf"))
 
 
 @triton.jit
@@ -323,6 +350,8 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
         row, part = tile % batch, tile // batch
         at_row = _wide(t * batch + row)
+        unit = part * SLICE + tl.arange(0, PIECE)
+        provisional = tl.load(h_hat + at_row * N + unit, mask=unit < N, other=0.0)
         alive = True
         if lengths is not None:
             alive = t < tl.load(lengths + row)
@@ -340,18 +369,12 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 tl.store(best_slot + held, slot)
             score = best + _linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, SCORER == "affine_tanh")
         else:
-            score, slot = tl.full((PLACES,), float("-inf"), real), place + NOWHERE
-            for first in range(0, used, CANDIDATES):
-                candidate = first + tl.arange(0, CANDIDATES)
-                block = tl.arange(0, 64)
-                new = tl.zeros((CANDIDATES,), real)
-                for first_block in range(0, tl.cdiv(D, COLUMNS), 64):
-                    blocks = first_block + block
-                    part_at = partial + (_wide(blocks * batch) + row)[:, None] * slots + candidate[None, :]
-                    there = (blocks < tl.cdiv(D, COLUMNS))[:, None] & (candidate < used)[None, :]
-                    new += tl.sum(tl.load(part_at, mask=there, other=0.0), 0)
-                new = tl.where(candidate < used, new, float("-inf"))
-                score, slot = _merge(score, slot, new, candidate, PLACES)
+            candidate = tl.arange(0, CANDIDATES)
+            found = _scores(row, candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+            score, slot = _top(found, candidate, PLACES)
+            for first in range(CANDIDATES, used, CANDIDATES):
+                found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+                score, slot = _merge(score, slot, found, first + candidate, PLACES)
         k = tl.minimum(K_TOP, used)
         weight, norm = _weigh(score, k, WEIGHTING, PLACES)
         valid = _also(place < k, alive)
@@ -365,7 +388,6 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
         for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
             unit = first + tl.arange(0, PIECE)
             inside = unit < N
-            new = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
             states = tl.load(memory[:, None] + unit[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
             s = tl.sum(weight[:, None] * states, 0)
             tl.store(summary + at_row * N + unit, s, mask=_also(inside, alive))
@@ -373,10 +395,12 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 if MIXED:
                     tl.store(summary_left + row * N + unit, s, mask=inside)
             else:
-                new = new + (tanh(s, MATH) if INCORPORATE == "add_bounded" else s)
+                new = provisional + (tanh(s, MATH) if INCORPORATE == "add_bounded" else s)
                 tl.store(h_out + row * N + unit, new, mask=inside)
                 if MIXED:
                     tl.store(h_next + row * N + unit, new, mask=inside)
+                if PIECE < SLICE:
+                    provisional = tl.load(h_hat + at_row * N + unit + PIECE, mask=unit + PIECE < N, other=0.0)
 
 
 @triton.jit
@@ -511,35 +535,52 @@ def _arriving(t, row, unit, mask, batch, chained, carried, kept, slots, slot, st
 
 
 @triton.jit
-def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, h_old, c, gates, hidden_new, dc, dcells, dgates, dhidden, carry,
-                   real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr):  # fmt: skip
+def _cell_saved(t, row, unit, mask, batch, h_old, c, gates, hidden_new, dc, dcells, CELL: tl.constexpr, N: tl.constexpr,
+                GATES: tl.constexpr):  # fmt: skip
+    """What `_cell_backward` needs, fetched ahead: gates, then what else the cell has (or a gate once more)."""
+    at = row * N + unit
+    gate_at = gates + _wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
+    first = tl.load(gate_at, mask=mask, other=0.0)
+    if CELL == "lstm":
+        second, third = tl.load(gate_at + N, mask=mask, other=0.0), tl.load(gate_at + 2 * N, mask=mask, other=0.0)
+        fourth = tl.load(gate_at + 3 * N, mask=mask, other=0.0)
+        c_old = tl.load(c + _wide(t * batch) * N + at, mask=mask, other=0.0)
+        c_new = tl.load(c + _wide((t + 1) * batch) * N + at, mask=mask, other=0.0)
+        later = tl.load(dc + at, mask=mask, other=0.0)
+        outside = later
+        if dcells is not None:
+            outside = tl.load(dcells + _wide(t * batch) * N + at, mask=mask, other=0.0)
+        return first, second, third, fourth, c_old, c_new, later, outside
+    elif CELL == "gru":
+        second, third = tl.load(gate_at + N, mask=mask, other=0.0), tl.load(gate_at + 2 * N, mask=mask, other=0.0)
+        h = tl.load(h_old + at, mask=mask, other=0.0)
+        inner = tl.load(hidden_new + _wide(t * batch) * N + at, mask=mask, other=0.0)
+        return first, second, third, inner, h, h, h, h
+    else:
+        return first, first, first, first, first, first, first, first
+
+
+@triton.jit
+def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, first, second, third, fourth, fifth, sixth, seventh, eighth,
+                   dc, dcells, dgates, dhidden, carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
+                   N: tl.constexpr, GATES: tl.constexpr):  # fmt: skip
     at = row * N + unit
     gate_at = _wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
-    first = tl.load(gates + gate_at, mask=mask, other=0.0).to(real)
     if CELL == "lstm":
-        i = first
-        f = tl.load(gates + gate_at + N, mask=mask, other=0.0).to(real)
-        g = tl.load(gates + gate_at + 2 * N, mask=mask, other=0.0).to(real)
-        o = tl.load(gates + gate_at + 3 * N, mask=mask, other=0.0).to(real)
-        c_old = tl.load(c + _wide(t * batch) * N + at, mask=mask, other=0.0)
-        bounded = tanh(tl.load(c + _wide((t + 1) * batch) * N + at, mask=mask, other=0.0), MATH)
-        dc_new = tl.load(dc + at, mask=mask, other=0.0)
+        i, f, g, o = first.to(real), second.to(real), third.to(real), fourth.to(real)
+        bounded = tanh(sixth, MATH)
+        dc_new = seventh + dh_hat * o * (1 - bounded * bounded)
         if dcells is not None:
-            dc_new += tl.load(dcells + _wide(t * batch) * N + at, mask=mask, other=0.0)
-        dc_new += dh_hat * o * (1 - bounded * bounded)
+            dc_new += eighth
         tl.store(dgates + gate_at, dc_new * g * i * (1 - i), mask=mask)
-        tl.store(dgates + gate_at + N, dc_new * c_old * f * (1 - f), mask=mask)
+        tl.store(dgates + gate_at + N, dc_new * fifth * f * (1 - f), mask=mask)
         tl.store(dgates + gate_at + 2 * N, dc_new * i * (1 - g * g), mask=mask)
         tl.store(dgates + gate_at + 3 * N, dh_hat * bounded * o * (1 - o), mask=mask)
         tl.store(dc + at, tl.where(cut, 0.0, dc_new * f), mask=mask)
     elif CELL == "gru":
-        r = first
-        z = tl.load(gates + gate_at + N, mask=mask, other=0.0).to(real)
-        fresh = tl.load(gates + gate_at + 2 * N, mask=mask, other=0.0).to(real)
-        h = tl.load(h_old + at, mask=mask, other=0.0)
-        inner = tl.load(hidden_new + _wide(t * batch) * N + at, mask=mask, other=0.0).to(real)
+        r, z, fresh, inner = first.to(real), second.to(real), third.to(real), fourth.to(real)
         dfresh = dh_hat * (1 - z) * (1 - fresh * fresh)
-        dr, dz = dfresh * inner * r * (1 - r), dh_hat * (h - fresh) * z * (1 - z)
+        dr, dz = dfresh * inner * r * (1 - r), dh_hat * (fifth - fresh) * z * (1 - z)
         tl.store(dgates + gate_at, dr, mask=mask)
         tl.store(dhidden + gate_at, dr, mask=mask)
         tl.store(dgates + gate_at + N, dz, mask=mask)
@@ -548,9 +589,10 @@ def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, h_old, c, gates, hidd
         tl.store(dhidden + gate_at + 2 * N, dfresh * r, mask=mask)
         tl.store(carry + at, dh_hat * z, mask=mask)
     elif CELL == "rnn_tanh":
-        tl.store(dgates + gate_at, dh_hat * (1 - first * first), mask=mask)
+        h = first.to(real)
+        tl.store(dgates + gate_at, dh_hat * (1 - h * h), mask=mask)
     else:
-        tl.store(dgates + gate_at, tl.where(first > 0, dh_hat, 0.0), mask=mask)
+        tl.store(dgates + gate_at, tl.where(first.to(real) > 0, dh_hat, 0.0), mask=mask)
 
 
 @triton.jit
@@ -582,104 +624,145 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
                 left_key = dkeys + (_wide(row) * slots + slot) * D
                 sums = _product(sums, left_key, w_memory_t + unit * D, row < batch, unit < N,
                                 tl.maximum(first - chain_blocks, 0) * BLOCK, (last - chain_blocks) * BLOCK, D, BLOCK,
-                                STAGES, PRECISION)  # fmt: skip
+                                2, PRECISION)  # fmt: skip
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         tl.store(partial + split * batch * N + row[:, None] * N + unit[None, :], sums, mask=inside)
 
 
 @triton.jit
+def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """What `_key_backward` needs, fetched ahead."""
+    inside = column < D
+    both = valid[:, None] & inside[None, :]
+    gathered = (_wide(row) * slots + slot)[:, None] * D + column[None, :]
+    own = tl.load(keys + gathered, mask=both, other=0.0)
+    dkey = tl.load(dkeys + gathered, mask=both, other=0.0)
+    q = tl.load(query + at_row * D + column, mask=inside, other=0.0)
+    if SCORER == "mlp":
+        factor = tl.load(v + column, mask=inside, other=0.0)
+        dv_old = tl.load(dv + row * D + column, mask=inside, other=0.0)
+        return own, dkey, q, factor, dv_old
+    else:
+        return own, dkey, q, q, q
+
+
+@triton.jit
+def _key_backward(row, slot, valid, column, at_row, slots, da, own, dkey, q, factor, dv_old, dquery, dquery_left, dkeys, dv,
+                  real: tl.constexpr, MATH: tl.constexpr, SCORER: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr,
+                  MIXED: tl.constexpr):  # fmt: skip
+    """The gradients of keys and query from those of the selected scores."""
+    inside = column < D
+    own = own.to(real)
+    if SCORER == "dot":
+        dq = SCALE * tl.sum(da[:, None] * own, 0)
+        dkey += da[:, None] * q[None, :]
+    else:
+        bounded = tanh(own + q[None, :], MATH)
+        slope = da[:, None] * factor.to(real)[None, :] * (1 - bounded * bounded)
+        dq = tl.sum(slope, 0)
+        dkey += slope
+        tl.store(dv + row * D + column, dv_old + tl.sum(da[:, None] * bounded, 0), mask=inside)
+    gathered = (_wide(row) * slots + slot)[:, None] * D + column[None, :]
+    tl.store(dkeys + gathered, dkey, mask=valid[:, None] & inside[None, :])
+    tl.store(dquery + at_row * D + column, dq, mask=inside)
+    if MIXED:
+        tl.store(dquery_left + row * D + column, dq, mask=inside)
+
+
+@triton.jit
 def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, seen, first_slots, slots, k_att, cut, store, c, gates, hidden_new, h_hat,
                          query, keys, weights, selected, norms, summary, lengths, w_memory, w_query, v, dstore, dc,
-                         dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dv, dh_hat, dquery_left, partial,
-                         carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr,
+                         dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left,
+                         partial, carry, new_carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr,
                          WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
                          GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
-                         MIXED: tl.constexpr, PIECE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """From the gradient of h_t to those of the selected microstates, their keys and the query: a row in one tile.
+                         MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr,
+                         KEY_SLICE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+    """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
+    and of its query in one tile.
 
+    The gradients of the weights need the whole row, so that the tiles of a row all compute them: none waits for
+    another. What is summed up, each tile writes for its slice alone, and nothing that another reads.
     For the affine scorers, whose query's part is no product, the cell's backward is done here as well.
     """
     AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
     place = tl.arange(0, PLACES)
     piece = tl.arange(0, PIECE)
-    for row in range(pid, batch, programs):
+    for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
+        row, part = tile % batch, tile // batch
         at_row = _wide(t * batch + row)
         slot = tl.load(selected + at_row * K_TOP + place, mask=place < K_TOP, other=-1)
         valid = slot >= 0  # none in a row that has ended
         slot = tl.maximum(slot, 0)
         weight = tl.load(weights + at_row * K_TOP + place, mask=valid, other=0.0)
-        da = tl.load(dweights + at_row * K_TOP + place, mask=valid, other=0.0)
+        if dweights is not None:
+            da = tl.load(dweights + at_row * K_TOP + place, mask=valid, other=0.0)
+        else:
+            da = tl.zeros((PLACES,), real)
+        if not AFFINE and KEY_PIECE >= KEY_SLICE:
+            column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
+            own, dkey, q, factor, dv_old = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER,
+                                                      D)  # fmt: skip
         memory = (_wide(_microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(0, N, PIECE):
             unit = first + piece
             inside = unit < N
+            mine = inside & (unit // SLICE == part)
             gathered = memory[:, None] + unit[None, :]
-            both = valid[:, None] & inside[None, :]
-            states = tl.load(store + gathered, mask=both, other=0.0)
-            dstates = tl.load(dstore + gathered, mask=both, other=0.0)
-            ds = tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
-            if INCORPORATE != "concat":
+            states = tl.load(store + gathered, mask=valid[:, None] & inside[None, :], other=0.0)
+            dstates = tl.load(dstore + gathered, mask=valid[:, None] & mine[None, :], other=0.0)
+            if INCORPORATE == "concat":
+                ds = tl.load(ds_joined + row * N + unit, mask=inside, other=0.0)
+            else:
                 dh = _arriving(t, row, unit, inside, batch, chained, carried, kept, slots, used, store, dstore, partial, carry, dkeys,
                                lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS, K_TOP)  # fmt: skip
-                tl.store(dh_hat + row * N + unit, dh, mask=inside)
+                tl.store(dh_hat + row * N + unit, dh, mask=mine)
+                ds = dh
                 if INCORPORATE == "add_bounded":
                     bounded = tanh(tl.load(summary + at_row * N + unit, mask=inside, other=0.0), MATH)
-                    ds += dh * (1 - bounded * bounded)
-                else:
-                    ds += dh
-                tl.store(dsummary + at_row * N + unit, ds, mask=inside)
-            tl.store(dstore + gathered, dstates + weight[:, None] * ds[None, :], mask=both)
+                    ds = dh * (1 - bounded * bounded)
+                if dsummary is not None:
+                    ds += tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
+            tl.store(dstore + gathered, dstates + weight[:, None] * ds[None, :], mask=valid[:, None] & mine[None, :])
             da += tl.sum(states * ds[None, :], 1)
         norm = 1.0
         if WEIGHTING == "relu_norm":
             norm = tl.load(norms + at_row)
         da = tl.where(valid, _weigh_backward(da, weight, tl.minimum(K_TOP, used), norm, WEIGHTING, PLACES), 0.0)
-        key_row = _wide(row) * slots + slot
         if AFFINE:
             total = tl.sum(da)
-            tl.store(dquery + at_row, total)
-            tl.store(dkeys + key_row, tl.load(dkeys + key_row, mask=valid, other=0.0) + da, mask=valid)
-            tl.debug_barrier()
-            for first in range(0, N, PIECE):
+            if part == 0:
+                key_at = dkeys + _wide(row) * slots + slot
+                tl.store(dquery + at_row, total)
+                tl.store(key_at, tl.load(key_at, mask=valid, other=0.0) + da, mask=valid)
+            tl.debug_barrier()  # dh_hat was written by other threads perhaps
+            for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
                 unit = first + piece
-                inside = unit < N
+                inside = (unit < N) & (unit // SLICE == part)
                 slope = tl.load(w_query + unit, mask=inside, other=0.0).to(real)
                 if SCORER == "affine_tanh":
                     bounded = tanh(tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0), MATH)
                     slope = slope * (1 - bounded * bounded)
                 dhat = tl.load(dh_hat + row * N + unit, mask=inside, other=0.0) + total * slope
-                _cell_backward(t, row, unit, inside, batch, cut, dhat, store + _wide((first_slots + t) * batch) * N, c,
-                               gates, hidden_new, dc, dcells, dgates, dhidden, carry, real, MATH, CELL, N, GATES)  # fmt: skip
+                s1, s2, s3, s4, s5, s6, s7, s8 = _cell_saved(t, row, unit, inside, batch, store + _wide((first_slots + t) * batch) * N,
+                                                             c, gates, hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
+                _cell_backward(t, row, unit, inside, batch, cut, dhat, s1, s2, s3, s4, s5, s6, s7, s8, dc, dcells, dgates,
+                               dhidden, new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
+        elif KEY_PIECE >= KEY_SLICE:
+            _key_backward(row, slot, valid, column, at_row, slots, da, own, dkey, q, factor, dv_old, dquery, dquery_left, dkeys, dv,
+                          real, MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
         else:
-            for first in range(0, D, PIECE):
-                column = first + piece
-                inside = column < D
-                both = valid[:, None] & inside[None, :]
-                gathered = key_row[:, None] * D + column[None, :]
-                own = tl.load(keys + gathered, mask=both, other=0.0).to(real)
-                dkey = tl.load(dkeys + gathered, mask=both, other=0.0)
-                q = tl.load(query + at_row * D + column, mask=inside, other=0.0)
-                if SCORER == "dot":
-                    dq = SCALE * tl.sum(da[:, None] * own, 0)
-                    dkey += da[:, None] * q[None, :]
-                else:
-                    bounded = tanh(own + q[None, :], MATH)
-                    slope = da[:, None] * tl.load(v + column, mask=inside, other=0.0).to(real)[None, :]
-                    slope = slope * (1 - bounded * bounded)
-                    dq = tl.sum(slope, 0)
-                    dkey += slope
-                    dv_at = dv + row * D + column
-                    dv_old = tl.load(dv_at, mask=inside, other=0.0)
-                    tl.store(dv_at, dv_old + tl.sum(da[:, None] * bounded, 0), mask=inside)
-                tl.store(dkeys + gathered, dkey, mask=both)
-                tl.store(dquery + at_row * D + column, dq, mask=inside)
-                if MIXED:
-                    tl.store(dquery_left + row * D + column, dq, mask=inside)
+            for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
+                column = first + tl.arange(0, KEY_PIECE)
+                own, dkey, q, factor, dv_old = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv,
+                                                          SCORER, D)  # fmt: skip
+                _key_backward(row, slot, valid, column, at_row, slots, da, own, dkey, q, factor, dv_old, dquery, dquery_left,
+                              dkeys, dv, real, MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
 
 
 @triton.jit
 def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, slots, cut, first_slots, store, c, gates, hidden_new, lengths, w_memory,
-                         w_query_t, dstore, dc, dcells, dgates, dhidden, dquery_left, dkeys, dh_hat, partial, carry,
+                         w_query_t, dstore, dc, dcells, dgates, dhidden, dquery_left, dkeys, dh_hat, partial, carry, new_carry,
                          real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
                          GATES: tl.constexpr, K_TOP: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
                          COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -691,16 +774,18 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         unit = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         rows, units = row[:, None], unit[None, :]
         inside = (rows < batch) & (units < N)
+        s1, s2, s3, s4, s5, s6, s7, s8 = _cell_saved(t, rows, units, inside, batch, store + _wide((first_slots + t) * batch) * N, c,
+                                                     gates, hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
         if used > 0:
             dhat = tl.load(dh_hat + rows * N + units, mask=inside, other=0.0)
             if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
-                dhat = _product(dhat, dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, 0, D, D,
-                                BLOCK, STAGES, PRECISION)  # fmt: skip
+                dhat += _product(tl.zeros((ROWS, COLUMNS), real), dquery_left + row * D, w_query_t + unit * D, row < batch,
+                                 unit < N, 0, D, D, BLOCK, STAGES, PRECISION)  # fmt: skip
         else:
             dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial, carry, dkeys,
                              lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS, K_TOP)  # fmt: skip
-        _cell_backward(t, rows, units, inside, batch, cut, dhat, store + _wide((first_slots + t) * batch) * N, c, gates,
-                       hidden_new, dc, dcells, dgates, dhidden, carry, real, MATH, CELL, N, GATES)  # fmt: skip
+        _cell_backward(t, rows, units, inside, batch, cut, dhat, s1, s2, s3, s4, s5, s6, s7, s8, dc, dcells, dgates, dhidden,
+                       new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
 
 
 @triton.jit
@@ -722,7 +807,7 @@ def _concat_gradient_phase(t, batch, pid, programs, used, chained, carried, kept
 
 
 @triton.jit
-def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr,
+def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, ds_joined, real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr,
                            ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                            PRECISION: tl.constexpr):  # fmt: skip
     """W_c^T dh: the gradients of ĥ_t and of the summary."""
@@ -733,24 +818,26 @@ def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh
         unit = place // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         at = row[:, None] * N + unit[None, :]
-        ds_at = dsummary + _wide(t * batch) * N + at
-        sums = tl.load(ds_at, mask=_also(inside, half == 1), other=0.0)
+        sums = tl.zeros((ROWS, COLUMNS), real)
+        if dsummary is not None:
+            sums = tl.load(dsummary + _wide(t * batch) * N + at, mask=_also(inside, half == 1), other=0.0)
         sums = _product(sums, dh_left + row * N, w_incorporate_t + (half * N + unit) * N, row < batch, unit < N, 0, N,
                         N, BLOCK, STAGES, PRECISION)  # fmt: skip
         tl.store(dh_hat + at, sums, mask=_also(inside, half == 0))
-        tl.store(ds_at, sums, mask=_also(inside, half == 1))
+        tl.store(ds_joined + at, sums, mask=_also(inside, half == 1))
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
 def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
                     w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t,
                     dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
-                    dh_hat, dh_left, dquery_left, partial, carry, counter,
+                    dh_hat, dh_left, ds_joined, dquery_left, partial, carry, counter,
                     steps, batch, seen, first_slots, slots, k_att, k_trunc,
                     CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
                     N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
                     SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
                     SPLITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,
+                    SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
                     BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
@@ -773,6 +860,10 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
         if AFFINE:
             from_keys = carried
         there = carried | from_keys
+        old_carry, new_carry = carry, carry
+        if CELL == "gru":
+            # In turn, since slices of a row read all of it while others write.
+            old_carry, new_carry = carry + (t + 1) % 2 * batch * N, carry + t % 2 * batch * N
         if K_TOP > 0:
             if used > 0:
                 if INCORPORATE == "concat":
@@ -780,18 +871,18 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                     if MIXED:
                         dh = dh_left
                     _concat_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots, store, dstore,
-                                           partial, carry, dkeys, lengths, w_memory, dincorporated, dh_left, real, MATH, CELL,
+                                           partial, old_carry, dkeys, lengths, w_memory, dincorporated, dh_left, real, MATH, CELL,
                                            SCORER, N, SPLITS, K_TOP, MIXED, QUERY_ROWS, COLUMNS)  # fmt: skip
                     goal = _meet(counter, goal, programs)
-                    _concat_backward_phase(t, batch, pid, programs, dh, w_incorporate_t, dh_hat, dsummary, real, MATH, N, QUERY_ROWS, COLUMNS,
+                    _concat_backward_phase(t, batch, pid, programs, dh, w_incorporate_t, dh_hat, dsummary, ds_joined, real, MATH, N, QUERY_ROWS, COLUMNS,
                                            BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = _meet(counter, goal, programs)
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots, k_att, cut, store,
                                      c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
                                      lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden, dquery, dkeys,
-                                     dsummary, dweights, dv, dh_hat, dquery_left, partial, carry, real, MATH, CELL, SCORER,
-                                     WEIGHTING, INCORPORATE, N, D, GATES, K_TOP, PLACES, SCALE, MIXED, PIECE,
-                                     SPLITS)  # fmt: skip
+                                     dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial, old_carry, new_carry, real, MATH, CELL, SCORER,
+                                     WEIGHTING, INCORPORATE, N, D, GATES, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE,
+                                     KEY_PIECE, KEY_SLICE, SPLITS)  # fmt: skip
                 goal = _meet(counter, goal, programs)
         if MIXED or K_TOP == 0 or AFFINE:
             dq_left = dquery_left
@@ -804,7 +895,7 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
         if alone:
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c, gates,
                                  hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden, dq_left,
-                                 dkeys, dh_hat, partial, carry, real, MATH, CELL, SCORER, N, D, GATES, K_TOP, SPLITS,
+                                 dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL, SCORER, N, D, GATES, K_TOP, SPLITS,
                                  QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = _meet(counter, goal, programs)
         carried = cut == 0
@@ -884,7 +975,7 @@ def backward(
     options = _options(plan, keys.dtype, tf32, store.device)
     tiles = _backward_tiles(plan, _multiprocessors(store.device))
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
-    affine = plan.is_affine
+    affine, is_concat = plan.is_affine, plan.config.incorporate == "concat"
     dquery_left = keys.new_empty(batch, plan.key_size) if mixed and not affine and plan.config.k_top > 0 else None
     backward_kernel[_grid(plan, tiles, store.device)](
         *(buffers[name] for name in FORWARD),
@@ -898,10 +989,11 @@ def backward(
         _transposed(weights.w_incorporate),
         *(work[name] for name in BACKWARD),
         store.new_empty(batch, n),
-        keys.new_empty(batch, n) if mixed and plan.config.incorporate == "concat" else None,
+        keys.new_empty(batch, n) if mixed and is_concat else None,
+        store.new_empty(batch, n) if is_concat else None,
         dquery_left,
         store.new_empty(tiles["SPLITS"], batch, n),
-        store.new_empty(batch, n) if plan.cell == "gru" else None,
+        store.new_empty(2, batch, n) if plan.cell == "gru" else None,
         torch.zeros(1, dtype=torch.int32, device=store.device),
         plan.steps,
         batch,
@@ -968,7 +1060,9 @@ def _common_tiles(plan: Plan, programs: int) -> dict[str, int]:
     rows, query_rows = _at_most(64, plan.batch), _at_most(32, plan.batch)
     outputs = max(plan.n, plan.key_size)
     columns = _fewest(lambda c: triton.cdiv(plan.batch, query_rows) * triton.cdiv(outputs, c), (16, 32, 64), programs)
-    return {"ROWS": rows, "QUERY_ROWS": query_rows, "COLUMNS": columns}
+    slices = max(programs // plan.batch, 1)
+    slice_ = max(triton.next_power_of_2(triton.cdiv(plan.n, slices)), 16 if INTERPRETED else 128)
+    return {"ROWS": rows, "QUERY_ROWS": query_rows, "COLUMNS": columns, "SLICE": slice_}
 
 
 def _forward_tiles(plan: Plan, programs: int) -> dict[str, int]:
@@ -977,8 +1071,6 @@ def _forward_tiles(plan: Plan, programs: int) -> dict[str, int]:
     row_tiles = triton.cdiv(plan.batch, tiles["ROWS"])
     sizes = (4, 8, 16, 32) if GATES[plan.cell] > 1 else (16, 32, 64)
     places = triton.next_power_of_2(max(plan.config.k_top, 1))
-    slices = max(programs // plan.batch, 1)
-    tiles["SLICE"] = max(triton.next_power_of_2(triton.cdiv(plan.n, slices)), 128)
     tiles["PIECE"] = _at_most(8192 // places, tiles["SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(plan.n, units), sizes, programs)
     tiles["SLOTS"] = 16
@@ -991,7 +1083,10 @@ def _backward_tiles(plan: Plan, programs: int) -> dict[str, int]:
     tiles = _common_tiles(plan, programs)
     places = triton.next_power_of_2(max(plan.config.k_top, 1))
     row_tiles = triton.cdiv(plan.batch, tiles["ROWS"])
-    tiles["PIECE"] = _at_most(min(8192 // places, 1024), max(plan.n, plan.key_size))
+    tiles["PIECE"] = _at_most(min(8192 // places, 1024), plan.n)
+    key_slice = triton.cdiv(plan.key_size, triton.cdiv(plan.n, tiles["SLICE"]))
+    tiles["KEY_SLICE"] = max(triton.next_power_of_2(key_slice), 16)
+    tiles["KEY_PIECE"] = _at_most(8192 // places, tiles["KEY_SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(plan.n, units), (32, 64), programs)
     tiles["SPLITS"] = max(1, min(programs // (row_tiles * triton.cdiv(plan.n, tiles["UNITS"])), 4))
     return tiles
@@ -1005,6 +1100,6 @@ def _grid(plan: Plan, tiles: dict[str, int], device: torch.device) -> tuple[int]
     phases = [
         triton.cdiv(plan.batch, tiles["QUERY_ROWS"]) * triton.cdiv(outputs, tiles["COLUMNS"]),
         triton.cdiv(plan.batch, tiles["ROWS"]) * triton.cdiv(plan.n, tiles["UNITS"]) * tiles.get("SPLITS", 1),
-        plan.batch * (triton.cdiv(plan.n, tiles["SLICE"]) if "SLICE" in tiles else 1),
+        plan.batch * triton.cdiv(plan.n, tiles["SLICE"]),
     ]
     return (min(max(phases), _multiprocessors(device)),)
