@@ -70,6 +70,15 @@ def _product(sums, left, right, left_mask, right_mask, first, last, INNER: tl.co
     return sums
 
 
+@triton.jit
+def _apart(sums):
+    """A product's sums, no longer laid out as the product left them.
+
+    Otherwise the compiler takes that layout for all that the sums meet, and changes each load and store around it.
+    """
+    return tl.sum(sums[:, :, None], 2)
+
+
 # The memory's bookkeeping
 
 
@@ -350,8 +359,6 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
         row, part = tile % batch, tile // batch
         at_row = _wide(t * batch + row)
-        unit = part * SLICE + tl.arange(0, PIECE)
-        provisional = tl.load(h_hat + at_row * N + unit, mask=unit < N, other=0.0)
         alive = True
         if lengths is not None:
             alive = t < tl.load(lengths + row)
@@ -389,6 +396,7 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             unit = first + tl.arange(0, PIECE)
             inside = unit < N
             states = tl.load(memory[:, None] + unit[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
+            provisional = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
             s = tl.sum(weight[:, None] * states, 0)
             tl.store(summary + at_row * N + unit, s, mask=_also(inside, alive))
             if INCORPORATE == "concat":
@@ -399,8 +407,6 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 tl.store(h_out + row * N + unit, new, mask=inside)
                 if MIXED:
                     tl.store(h_next + row * N + unit, new, mask=inside)
-                if PIECE < SLICE:
-                    provisional = tl.load(h_hat + at_row * N + unit + PIECE, mask=unit + PIECE < N, other=0.0)
 
 
 @triton.jit
@@ -779,8 +785,10 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         if used > 0:
             dhat = tl.load(dh_hat + rows * N + units, mask=inside, other=0.0)
             if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
-                dhat += _product(tl.zeros((ROWS, COLUMNS), real), dquery_left + row * D, w_query_t + unit * D, row < batch,
-                                 unit < N, 0, D, D, BLOCK, STAGES, PRECISION)  # fmt: skip
+                sums = tl.zeros((ROWS, COLUMNS), real)
+                sums = _product(sums, dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, 0, D, D, BLOCK,
+                                STAGES, PRECISION)  # fmt: skip
+                dhat += _apart(sums)
         else:
             dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial, carry, dkeys,
                              lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS, K_TOP)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The Triton backend: GPU kernels for the two loops over time."""

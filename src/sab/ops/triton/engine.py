@@ -1,0 +1,66 @@
+"""The engine of the Triton backend: which kernels run a configuration, and why none can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from sab.cells import CELLS
+from sab.config import SABConfig
+from sab.ops import operation
+from sab.ops.triton import small
+from sab.ops.types import LayerState, LayerWeights
+
+LARGEST_SMALL = 256
+"""The largest hidden size at which one program takes a row through all the steps."""
+LARGEST_K_TOP = 64
+SCORERS = ("affine", "affine_tanh", "mlp", "dot")
+WEIGHTINGS = ("relu", "relu_norm", "softmax", "softmax_sink")
+INCORPORATIONS = ("add", "concat", "add_bounded")
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, which takes tensors on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def unsupported(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> str | None:
+    """Why this backend cannot run a configuration, or None where it can."""
+    if x.device.type != "cuda" and not (interpreted() and x.device.type == "cpu"):
+        return f"the input is on {x.device.type}"
+    compute = operation.compute_type(x, state)
+    if compute not in TYPES and not interpreted():
+        return f"it computes in float32 and bfloat16, not in {str(compute).removeprefix('torch.')}"
+    if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
+        return "it does not have this cell, weighting or incorporation"
+    if config.k_top > 0 and config.scorer not in SCORERS:
+        return "it does not have this scorer"
+    if config.k_top > 0 and config.forward != "sparse":
+        return "it has the sparse forward only"
+    if config.k_top > LARGEST_K_TOP:
+        return f"k_top is larger than {LARGEST_K_TOP}"
+    return operation.unsupported(x, state, weights)
+
+
+def forward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any]) -> None:
+    """The forward loop over time."""
+    _kernels(plan).forward(plan, weights, buffers)
+
+
+def backward(
+    plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any], work: dict[str, Any]
+) -> None:
+    """The backward loop over time."""
+    _kernels(plan).backward(plan, weights, buffers, work)
+
+
+def _kernels(plan: operation.Plan) -> Any:
+    if plan.n <= LARGEST_SMALL:
+        return small
+    from sab.ops.triton import large
+
+    return large

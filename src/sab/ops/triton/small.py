@@ -1,0 +1,898 @@
+"""Kernels for small hidden sizes: one program takes one row of the batch through all the steps.
+
+A program keeps the recurrent weights in its registers, as left operands of matrix products whose right operand is the
+hidden state, eight times beside itself: tensor cores multiply by no less. The products are batched, 16 units a batch
+and a batch a warp, so a vector over units is laid out as [units / 16, 16] and each warp owns its rows of it. What is
+small and needed by all, like the list of the selected, each warp has for itself: `[units / 16, ...]` again, equal in
+each row. Nothing is exchanged between programs, so a step costs neither a launch nor a wait for the rest of the chip.
+
+Weights that do not fit (`RESIDENT` false) are read anew each step and multiplied without tensor cores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sab.ops.operation import Plan, Weights, allow_tf32
+from sab.ops.triton.parts import (
+    entry,
+    from_sortable,
+    put,
+    sigmoid,
+    sortable,
+    tanh,
+    tanh_of_scores,
+    weigh,
+    weigh_backward,
+)
+
+# Products of a weight with a vector
+
+
+@triton.jit
+def resident(w, inputs, input_stride, unit_stride, unit, units, TYPE: tl.constexpr):
+    """A weight as the left operand of products, [P / 16, 16, P].
+
+    One that comes as 16-bit whole numbers is held in registers: their change to TYPE, which the compiler makes once
+    the operand's layout is there, keeps it from putting them into shared memory and fetching them each step.
+    """
+    k = tl.arange(0, unit.shape[0] * 16)
+    pointer = w + unit[:, :, None] * unit_stride + k[None, None, :] * input_stride
+    weight = tl.load(pointer, mask=(unit < units)[:, :, None] & (k < inputs)[None, None, :], other=0)
+    return weight.to(TYPE, bitcast=True) if weight.dtype == tl.int16 else weight
+
+
+@triton.jit
+def into_range(x, TYPE: tl.constexpr):
+    """A vector brought into TYPE's range and what undoes it.
+
+    Half precision has the mantissa of TF32 but not its range, so the largest number is brought near 1.
+    """
+    if TYPE == tl.float16:
+        exponent = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 0) >> 23
+        exponent = tl.minimum(tl.maximum(exponent, 1), 253)
+        scaled = x * ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+        return scaled.to(TYPE), (exponent << 23).to(tl.float32, bitcast=True)
+    else:
+        return x.to(TYPE), 1.0
+
+
+@triton.jit
+def product(weight, x, TYPE: tl.constexpr):
+    """The product of a resident weight with a vector [P / 16, 16], as one."""
+    x, scale = into_range(x.reshape(weight.shape[2]), TYPE)
+    right = tl.broadcast_to(x[None, :, None], (weight.shape[0], weight.shape[2], 8))
+    return tl.sum(tl.dot(weight, right), 2) * (scale * 0.125)
+
+
+@triton.jit
+def product_of_gates(w0, w1, w2, w3, x0, x1, x2, x3, TYPE: tl.constexpr):
+    """The sum of four products, whose vectors share one right operand: gate g's are columns g and g + 4."""
+    P: tl.constexpr = w0.shape[2]
+    x, scale = into_range(tl.join(tl.join(x0, x2), tl.join(x1, x3)).reshape(P * 4), TYPE)
+    right = tl.broadcast_to(x.reshape(P, 1, 4), (P, 2, 4)).reshape(1, P, 8)
+    right = tl.broadcast_to(right, (w0.shape[0], P, 8))
+    gate = (tl.arange(0, 8) % 4)[None, None, :]
+    sums = tl.where(gate == 0, tl.dot(w0, right), tl.where(gate == 1, tl.dot(w1, right), tl.dot(w2, right)))
+    sums = tl.where(gate == 3, tl.dot(w3, right), sums)
+    return tl.sum(sums, 2) * (scale * 0.5)
+
+
+@triton.jit
+def streamed(w, inputs, input_stride, unit_stride, unit, units, x, DTYPE: tl.constexpr):
+    """The product of a weight in memory with a vector in memory, as [P / 16, 16]."""
+    result = tl.zeros(unit.shape, DTYPE)
+    for first in range(0, inputs, 16):
+        k = first + tl.arange(0, 16)
+        pointer = w + unit[:, :, None] * unit_stride + k[None, None, :] * input_stride
+        weight = tl.load(pointer, mask=(unit < units)[:, :, None] & (k < inputs)[None, None, :], other=0)
+        vector = tl.load(x + k, mask=k < inputs, other=0)
+        result += tl.sum(weight.to(DTYPE) * vector.to(DTYPE)[None, None, :], 2)
+    return result
+
+
+@triton.jit
+def inner(x, y):
+    """The inner product of two vectors [P / 16, 16]."""
+    return tl.sum(tl.sum(x * y, 1), 0)
+
+
+# The memory
+
+
+@triton.jit
+def rows_of(slots, first_slots, first_kept, k_att, batch, row):
+    """The rows of `store`, its first two dimensions taken as one, with the microstates of slots; -1 where slot is."""
+    at = tl.where(slots < first_slots, slots, first_slots + 1 + first_kept + (slots - first_slots) * k_att)
+    return tl.where(slots >= 0, at * batch + row.to(tl.int32), -1)
+
+
+@triton.jit
+def select(
+    keys, used, query, v, place,
+    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+    LINES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC].
+
+    Candidates lie in each warp as LINES lines of 32, the first KC / 32 of which hold the best of those before. Where
+    scores are approximate anyway, their lowest bits give way to the candidate's place, so that one comparison decides
+    both who is first and, among equals, who is older.
+    """
+    PACKED: tl.constexpr = MATH == "approximate"
+    LOWEST: tl.constexpr = float("-inf") if DTYPE == tl.float64 else -2147483648
+    NUMBER: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.int32
+    NB: tl.constexpr = place.shape[0]
+    KC: tl.constexpr = place.shape[1]
+    CARRIED: tl.constexpr = KC // 32
+    LAST: tl.constexpr = LINES * 32 - 1
+    column = tl.arange(0, query.shape[0])
+    line = tl.arange(0, LINES)[:, None, None]
+    position = line * 32 + tl.arange(0, 32)[None, None, :] + tl.zeros((LINES, NB, 32), tl.int32)
+    best = tl.full((NB, KC), LOWEST, NUMBER)
+    slots = tl.full((NB, KC), -1, tl.int32)
+    for start in range(0, used, (LINES - CARRIED) * 32):
+        candidates = tl.full((LINES, NB, 32), LOWEST, NUMBER)
+        numbers = start + position - CARRIED * 32
+        if start > 0:
+            for part in tl.static_range(CARRIED):
+                is_part = (tl.arange(0, CARRIED) == part)[None, :, None]
+                some = tl.sum(tl.where(is_part, best.reshape(NB, CARRIED, 32), 0), 1)
+                candidates = tl.where(line == part, some[None], candidates)
+                some = tl.sum(tl.where(is_part, slots.reshape(NB, CARRIED, 32), 0), 1)
+                numbers = tl.where(line == part, some[None], numbers)
+        end = tl.minimum(used, start + (LINES - CARRIED) * 32)
+        for first in range(start, end, TILE):
+            slot = first + tl.arange(0, TILE)
+            mask = (slot < end)[:, None] & (column < d)[None, :]
+            key = tl.load(keys + slot[:, None] * d + column[None, :], mask=mask, other=0).to(DTYPE)
+            if SCORER == "mlp":
+                score = tl.sum(v[None, :] * tanh_of_scores(key + query[None, :], MATH), 1)
+            else:
+                score = tl.sum(key * query[None, :], 1)
+            number = tl.where(slot < end, sortable(score), LOWEST)
+            if TILE == 32:
+                candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
+            else:
+                halves = number.reshape(TILE // 32, 32)
+                for half in tl.static_range(TILE // 32):
+                    is_half = (tl.arange(0, TILE // 32) == half)[:, None]
+                    some = tl.sum(tl.where(is_half, halves, 0), 0)
+                    is_line = line == (first - start) // 32 + half + CARRIED
+                    candidates = tl.where(is_line, some[None, None, :], candidates)
+        previous = slots
+        best = tl.full((NB, KC), LOWEST, NUMBER)
+        slots = tl.full((NB, KC), -1, tl.int32)
+        if PACKED:
+            is_there = candidates != LOWEST
+            candidates = tl.where(is_there, (candidates & ~LAST) | (LAST - position), LOWEST)
+            for i in range(tl.minimum(K, end)):
+                first_of_all = tl.max(tl.max(candidates, 0), 1)
+                candidates = tl.where(candidates == first_of_all[None, :, None], LOWEST, candidates)
+                best = tl.where(place == i, first_of_all[:, None], best)
+            chosen = LAST - (best & LAST)
+            carried = tl.gather(previous, tl.minimum(chosen, KC - 1), 1)
+            slots = tl.where(chosen < CARRIED * 32, carried, start + chosen - CARRIED * 32)
+            slots = tl.where(best != LOWEST, slots, -1)
+            best = tl.where(best != LOWEST, best & ~LAST, LOWEST)
+        else:
+            for i in range(tl.minimum(K, end)):
+                first_of_all = tl.max(tl.max(candidates, 0), 1)
+                equal = tl.where(candidates == first_of_all[None, :, None], numbers, 2147483647)
+                chosen = tl.min(tl.min(equal, 0), 1)
+                candidates = tl.where(numbers == chosen[None, :, None], LOWEST, candidates)
+                best = tl.where(place == i, first_of_all[:, None], best)
+                slots = tl.where(place == i, chosen[:, None], slots)
+    return from_sortable(best), slots
+
+
+@triton.jit
+def insert(best, slots, score, slot, place, K: tl.constexpr):
+    """The K best, highest first, with a newer candidate put in where it belongs: after those that it equals."""
+    ahead = tl.sum(((slots >= 0) & (best >= score)).to(tl.int32), 1)[:, None]
+    before = tl.maximum(place - 1, 0)
+    new_best = tl.where(place == ahead, score, tl.gather(best, before, 1))
+    new_slots = tl.where(place == ahead, slot, tl.gather(slots, before, 1))
+    best = tl.where(place < ahead, best, new_best)
+    slots = tl.where(place < ahead, slots, new_slots)
+    return best, tl.where(place < K, slots, -1)
+
+
+# Forward
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "bias_size"])
+def forward_kernel(
+    w_held, w_all, b_hh, w_memory, w_query, scorer_bias, v, b_incorporate, lengths,
+    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
+    steps, batch, first_slots, slots, seen, k_att, bias_size,
+    n: tl.constexpr, d: tl.constexpr, K: tl.constexpr,
+    CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
+    P: tl.constexpr, KC: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr,
+    RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    NB: tl.constexpr = P // 16
+    GATES: tl.constexpr = 4 if CELL == "lstm" else (3 if CELL == "gru" else 1)
+    AFFINE: tl.constexpr = (SCORER == "affine") or (SCORER == "affine_tanh")
+    SCORE_MATH: tl.constexpr = "accurate" if MATH == "approximate" else MATH
+    DTYPE: tl.constexpr = store.dtype.element_ty
+    W_MEMORY: tl.constexpr = GATES * n * n
+    W_QUERY: tl.constexpr = W_MEMORY + d * n
+    W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
+
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    here = unit < n
+    there = unit < d
+    column = tl.arange(0, P)
+    place = tl.arange(0, KC)[None, :] + tl.zeros((NB, 1), tl.int32)
+    is_first = (place < K) & (tl.arange(0, NB) == 0)[:, None]
+    first_kept = k_att - 1 - seen % k_att
+    length = steps
+    if HAS_LENGTHS:
+        length = tl.load(lengths + row).to(tl.int32)
+
+    if RESIDENT:
+        w0 = resident(w_held, n, 1, n, unit, n, TYPE)
+        w1 = w0
+        w2 = w0
+        w3 = w0
+        if GATES >= 3:
+            w1 = resident(w_held + n * n, n, 1, n, unit, n, TYPE)
+            w2 = resident(w_held + 2 * n * n, n, 1, n, unit, n, TYPE)
+        if GATES == 4:
+            w3 = resident(w_held + 3 * n * n, n, 1, n, unit, n, TYPE)
+        if (K > 0) and (not AFFINE):
+            wm = resident(w_all + W_MEMORY, n, 1, n, unit, d, TYPE)
+            wq = resident(w_all + W_QUERY, n, 1, n, unit, d, TYPE)
+        if (K > 0) and (INCORPORATE == "concat"):
+            wc = resident(w_all + W_INCORPORATE, n, 1, 2 * n, unit, n, TYPE)
+            ws = resident(w_all + W_INCORPORATE + n, n, 1, 2 * n, unit, n, TYPE)
+    if (CELL == "gru") and HAS_BIAS:
+        b0 = tl.load(b_hh + unit, mask=here, other=0).to(DTYPE)
+        b1 = tl.load(b_hh + n + unit, mask=here, other=0).to(DTYPE)
+        b2 = tl.load(b_hh + 2 * n + unit, mask=here, other=0).to(DTYPE)
+    best = tl.full((NB, KC), float("-inf"), DTYPE)
+    chosen = tl.full((NB, KC), -1, tl.int32)
+    if K > 0:
+        if AFFINE:
+            wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
+            wq_vector = tl.load(w_query + unit, mask=here, other=0).to(DTYPE)
+            for slot in range(first_slots):
+                key = tl.load(keys + row * slots + slot).to(DTYPE)
+                best, chosen = insert(best, chosen, key, slot, place, K)
+        v_column = tl.zeros((P,), DTYPE)
+        if SCORER == "mlp":
+            q_bias = tl.load(scorer_bias + unit, mask=there, other=0).to(DTYPE)
+            v_column = tl.load(v + column, mask=column < d, other=0).to(DTYPE)
+        if INCORPORATE == "concat":
+            c_bias = tl.load(b_incorporate + unit, mask=here, other=0).to(DTYPE)
+
+    # Where step t's numbers lie.
+    gates_t = gates + row * GATES * n
+    store_t = store + (first_slots * batch + row) * n  # the hidden state that enters step t
+    c_t = c + row * n
+    row_t = row * n  # in h_hat, summary, hidden_new
+    query_t = query + row * d
+    list_t = row * K
+    norms_t = norms + row
+    h = tl.load(store_t + unit, mask=here, other=0)
+    c_now = h
+    if CELL == "lstm":
+        c_now = tl.load(c_t + unit, mask=here, other=0)
+    x0 = tl.load(gates_t + unit, mask=here, other=0).to(DTYPE)
+    x1 = x0
+    x2 = x0
+    x3 = x0
+    if GATES >= 3:
+        x1 = tl.load(gates_t + n + unit, mask=here, other=0).to(DTYPE)
+        x2 = tl.load(gates_t + 2 * n + unit, mask=here, other=0).to(DTYPE)
+    if GATES == 4:
+        x3 = tl.load(gates_t + 3 * n + unit, mask=here, other=0).to(DTYPE)
+
+    # The products with the hidden state are made at the end of the step before. That the first ones are made here,
+    # outside the loop, is what makes the compiler keep resident weights in registers.
+    if RESIDENT:
+        p0 = product(w0, h, TYPE)
+        p1 = p0
+        p2 = p0
+        p3 = p0
+        if GATES >= 3:
+            p1 = product(w1, h, TYPE)
+            p2 = product(w2, h, TYPE)
+        if GATES == 4:
+            p3 = product(w3, h, TYPE)
+    else:
+        p0 = streamed(w_all, n, 1, n, unit, n, store_t, DTYPE)
+        p1 = p0
+        p2 = p0
+        p3 = p0
+        if GATES >= 3:
+            p1 = streamed(w_all + n * n, n, 1, n, unit, n, store_t, DTYPE)
+            p2 = streamed(w_all + 2 * n * n, n, 1, n, unit, n, store_t, DTYPE)
+        if GATES == 4:
+            p3 = streamed(w_all + 3 * n * n, n, 1, n, unit, n, store_t, DTYPE)
+
+    for t in range(length):
+        # The input's part of the next step comes while this one is computed.
+        more = unit < tl.where(t + 1 < length, n, 0)
+        next_gates = gates_t + batch.to(tl.int64) * GATES * n
+        next0 = tl.load(next_gates + unit, mask=more, other=0).to(DTYPE)
+        next1 = next0
+        next2 = next0
+        next3 = next0
+        if GATES >= 3:
+            next1 = tl.load(next_gates + n + unit, mask=more, other=0).to(DTYPE)
+            next2 = tl.load(next_gates + 2 * n + unit, mask=more, other=0).to(DTYPE)
+        if GATES == 4:
+            next3 = tl.load(next_gates + 3 * n + unit, mask=more, other=0).to(DTYPE)
+
+        # Cell.
+        if CELL == "lstm":
+            i = sigmoid(x0 + p0, MATH)
+            f = sigmoid(x1 + p1, MATH)
+            g = tanh(x2 + p2, MATH)
+            o = sigmoid(x3 + p3, MATH)
+            c_now = f * c_now + i * g
+            h_new = o * tanh(c_now, MATH)
+            put(gates_t + unit, i, here, MATH)
+            put(gates_t + n + unit, f, here, MATH)
+            put(gates_t + 2 * n + unit, g, here, MATH)
+            put(gates_t + 3 * n + unit, o, here, MATH)
+            put(c_t + batch * n + unit, c_now, here, MATH)
+        elif CELL == "gru":
+            if HAS_BIAS:
+                p0 += b0
+                p1 += b1
+                p2 += b2
+            reset = sigmoid(x0 + p0, MATH)
+            z = sigmoid(x1 + p1, MATH)
+            fresh = tanh(x2 + reset * p2, MATH)
+            h_new = fresh + z * (h - fresh)
+            put(gates_t + unit, reset, here, MATH)
+            put(gates_t + n + unit, z, here, MATH)
+            put(gates_t + 2 * n + unit, fresh, here, MATH)
+            put(hidden_new + row_t + unit, p2, here, MATH)
+        else:
+            if CELL == "rnn_tanh":
+                h_new = tanh(x0 + p0, MATH)
+            else:
+                h_new = tl.maximum(x0 + p0, 0.0)
+            put(gates_t + unit, h_new, here, MATH)
+        put(h_hat + row_t + unit, h_new, here, MATH)
+
+        # Read.
+        h = h_new
+        if K > 0:
+            used = first_slots + (seen + t) // k_att - seen // k_att
+            if AFFINE:
+                scores = best
+                if WEIGHTING == "softmax_sink":  # else the query's part, the same for all, makes no difference
+                    if SCORER == "affine":
+                        scores = best + inner(wq_vector, h_new)
+                    else:
+                        scores = best + inner(wq_vector, tanh(h_new, SCORE_MATH))
+            else:
+                if RESIDENT:
+                    q = product(wq, h_new, TYPE)
+                else:
+                    tl.debug_barrier()
+                    q = streamed(w_all + W_QUERY, n, 1, n, unit, d, h_hat + row_t, DTYPE)
+                if SCORER == "mlp":
+                    q += q_bias
+                else:
+                    q *= d**-0.5
+                put(query_t + unit, q, there, MATH)
+                scores, chosen = select(
+                    keys + row * slots * d, used, q.reshape(P), v_column, place, K, d, SCORER, MATH, DTYPE, LINES, TILE
+                )
+            shares, norm = weigh(scores, chosen >= 0, WEIGHTING)
+            put(selected + list_t + place, chosen, is_first, MATH)
+            put(weights + list_t + place, shares, is_first, MATH)
+            if WEIGHTING == "relu_norm":
+                put(norms_t + 0 * place, norm[:, None] + 0.0 * shares, is_first & (place == 0), MATH)
+            rows = rows_of(chosen, first_slots, first_kept, k_att, batch, row)
+            s = tl.zeros((NB, 16), DTYPE)
+            if K <= 16:
+                for k in tl.static_range(K):
+                    at = entry(rows, place, k)[:, None]
+                    read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
+                    s += entry(shares, place, k)[:, None] * read
+            else:
+                for k in range(tl.minimum(K, used)):
+                    at = entry(rows, place, k)[:, None]
+                    read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
+                    s += entry(shares, place, k)[:, None] * read
+            put(summary + row_t + unit, s, here, MATH)
+            if INCORPORATE == "add":
+                h = h_new + s
+            elif INCORPORATE == "add_bounded":
+                h = h_new + tanh(s, MATH)
+            else:
+                if RESIDENT:
+                    both = product(wc, h_new, TYPE) + product(ws, s, TYPE)
+                else:
+                    tl.debug_barrier()
+                    both = streamed(w_all + W_INCORPORATE, n, 1, 2 * n, unit, n, h_hat + row_t, DTYPE)
+                    both += streamed(w_all + W_INCORPORATE + n, n, 1, 2 * n, unit, n, summary + row_t, DTYPE)
+                h = tl.where(used > 0, both + c_bias, h_new)
+        put(store_t + batch * n + unit, h, here, MATH)
+        if not RESIDENT:
+            tl.debug_barrier()
+
+        # Keep.
+        if K > 0:
+            if (seen + t + 1) % k_att == 0:
+                number = (seen + t + 1) // k_att - 1
+                slot = first_slots + number - seen // k_att
+                if AFFINE:
+                    if SCORER == "affine":
+                        key = inner(wm_vector, h)
+                    else:
+                        key = inner(wm_vector, tanh(h, SCORE_MATH))
+                    key += tl.load(scorer_bias + number, mask=number < bias_size, other=0).to(DTYPE)
+                    tl.store(keys + row * slots + slot, key)
+                    best, chosen = insert(best, chosen, key, slot, place, K)
+                else:
+                    if RESIDENT:
+                        new_key = product(wm, h, TYPE)
+                    else:
+                        new_key = streamed(w_all + W_MEMORY, n, 1, n, unit, d, store_t + batch * n, DTYPE)
+                    put(keys + (row * slots + slot) * d + unit, new_key, there, MATH)
+            tl.debug_barrier()  # what was stored will be read by other threads
+
+        gates_t = next_gates
+        store_t += batch * n
+        c_t += batch * n
+        row_t += batch * n
+        query_t += batch * d
+        list_t += batch * K
+        norms_t += batch
+        x0 = next0
+        x1 = next1
+        x2 = next2
+        x3 = next3
+        if RESIDENT:
+            p0 = product(w0, h, TYPE)
+            if GATES >= 3:
+                p1 = product(w1, h, TYPE)
+                p2 = product(w2, h, TYPE)
+            if GATES == 4:
+                p3 = product(w3, h, TYPE)
+        else:
+            p0 = streamed(w_all, n, 1, n, unit, n, store_t, DTYPE)
+            if GATES >= 3:
+                p1 = streamed(w_all + n * n, n, 1, n, unit, n, store_t, DTYPE)
+                p2 = streamed(w_all + 2 * n * n, n, 1, n, unit, n, store_t, DTYPE)
+            if GATES == 4:
+                p3 = streamed(w_all + 3 * n * n, n, 1, n, unit, n, store_t, DTYPE)
+
+    if HAS_LENGTHS:  # past its end a row is all zeros
+        zero = tl.zeros((NB, 16), DTYPE)
+        for _ in range(length, steps):
+            for gate in tl.static_range(GATES):
+                tl.store(gates_t + gate * n + unit, zero, mask=here)
+            tl.store(store_t + batch * n + unit, zero, mask=here)
+            tl.store(h_hat + row_t + unit, zero, mask=here)
+            if CELL == "lstm":
+                tl.store(c_t + batch * n + unit, zero, mask=here)
+            if CELL == "gru":
+                tl.store(hidden_new + row_t + unit, zero, mask=here)
+            gates_t += batch * GATES * n
+            store_t += batch * n
+            c_t += batch * n
+            row_t += batch * n
+
+
+# Backward
+
+
+@triton.jit
+def read_backward(
+    k, rows, key_rows, shares, dshares, place, ds, query, v, dq, dv, store, keys, dstore, dkeys, unit,
+    n: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """What the k-th selected microstate and its key get of the gradient, and give to the query's and v's."""
+    at = entry(rows, place, k)[:, None]
+    pointer = dstore + at.to(tl.int64) * n + unit
+    mask = (unit < n) & (at >= 0)
+    gradient = tl.load(pointer, mask=mask, other=0, cache_modifier=".cg")
+    put(pointer, gradient + entry(shares, place, k)[:, None] * ds, mask, MATH)
+    if (SCORER == "mlp") or (SCORER == "dot"):
+        dscore = entry(dshares, place, k)[:, None]
+        key_at = entry(key_rows, place, k)[:, None].to(tl.int64) * d + unit
+        mask = (unit < d) & (at >= 0)
+        key = tl.load(keys + key_at, mask=mask, other=0).to(DTYPE)
+        if SCORER == "mlp":
+            bounded = tanh(key + query, MATH)
+            dkey = dscore * v * (1 - bounded * bounded)
+            dq += dkey
+            dv += dscore * bounded
+        else:
+            dkey = dscore * query
+            dq += dscore * key
+        gradient = tl.load(dkeys + key_at, mask=mask, other=0, cache_modifier=".cg")
+        put(dkeys + key_at, gradient + dkey, mask, MATH)
+    return dq, dv
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
+def backward_kernel(
+    w_held, w_all, w_memory, w_query, v, lengths,
+    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
+    dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
+    steps, batch, first_slots, slots, seen, k_att, k_trunc,
+    n: tl.constexpr, d: tl.constexpr, K: tl.constexpr,
+    CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
+    P: tl.constexpr, KC: tl.constexpr,
+    RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr,
+):  # fmt: skip
+    NB: tl.constexpr = P // 16
+    GATES: tl.constexpr = 4 if CELL == "lstm" else (3 if CELL == "gru" else 1)
+    AFFINE: tl.constexpr = (SCORER == "affine") or (SCORER == "affine_tanh")
+    SCORE_MATH: tl.constexpr = "accurate" if MATH == "approximate" else MATH
+    DTYPE: tl.constexpr = store.dtype.element_ty
+    W_MEMORY: tl.constexpr = GATES * n * n
+    W_QUERY: tl.constexpr = W_MEMORY + d * n
+    W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
+
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    here = unit < n
+    there = unit < d
+    place = tl.arange(0, KC)[None, :] + tl.zeros((NB, 1), tl.int32)
+    is_first = (tl.arange(0, NB) == 0)[:, None]
+    first_kept = k_att - 1 - seen % k_att
+    stride = batch.to(tl.int64) * n
+    length = steps
+    if HAS_LENGTHS:
+        length = tl.load(lengths + row).to(tl.int32)
+
+    zero = tl.zeros((NB, 16), DTYPE)
+    if RESIDENT:
+        w0 = resident(w_held, n, n, 1, unit, n, TYPE)
+        if GATES > 1:
+            w1 = resident(w_held + n * n, n, n, 1, unit, n, TYPE)
+            w2 = resident(w_held + 2 * n * n, n, n, 1, unit, n, TYPE)
+            w3 = w2
+            if GATES == 4:
+                w3 = resident(w_held + 3 * n * n, n, n, 1, unit, n, TYPE)
+        if (K > 0) and (not AFFINE):
+            wm = resident(w_all + W_MEMORY, d, n, 1, unit, n, TYPE)
+            wq = resident(w_all + W_QUERY, d, n, 1, unit, n, TYPE)
+        if (K > 0) and (INCORPORATE == "concat"):
+            wc = resident(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, TYPE)
+            ws = resident(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, TYPE)
+    v_vector = zero
+    dv_vector = zero
+    if K > 0:
+        if AFFINE:
+            wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
+            wq_vector = tl.load(w_query + unit, mask=here, other=0).to(DTYPE)
+        if SCORER == "mlp":
+            v_vector = tl.load(v + unit, mask=there, other=0).to(DTYPE)
+
+    if HAS_LENGTHS:  # past its end a row has no gradient
+        for t in range(length, steps):
+            for gate in tl.static_range(GATES):
+                after = (t * batch.to(tl.int64) + row) * GATES * n + gate * n + unit
+                tl.store(dgates + after, zero, mask=here)
+                if CELL == "gru":
+                    tl.store(dhidden + after, zero, mask=here)
+
+    # Where step t's numbers lie; the step before has its own one stride earlier.
+    last = (length - 1) * batch.to(tl.int64) + row
+    gates_t = last * GATES * n
+    row_t = last * n
+    store_t = row_t + first_slots * stride  # the hidden state that entered step t
+    query_t = last * d
+    list_t = last * K
+    norms_t = last
+    chain = zero
+    dc_now = zero
+    arriving = tl.load(dstore + store_t + stride + unit, mask=here, other=0)
+    c_after = zero
+    if CELL == "lstm":
+        c_after = tl.load(c + row_t + stride + unit, mask=here, other=0)
+    if RESIDENT:  # as in the forward: what is also made outside the loop stays in registers
+        if GATES == 1:
+            chain = product(w0, chain, TYPE)
+        else:
+            chain = product_of_gates(w0, w1, w2, w3, chain, chain, chain, chain, TYPE)
+        chain = tl.where(here, chain * 0.0, 0.0)
+
+    for back in range(length):
+        t = length - 1 - back
+        # Loads that depend on nothing computed here.
+        g0 = tl.load(gates + gates_t + unit, mask=here, other=0).to(DTYPE)
+        if GATES >= 3:
+            g1 = tl.load(gates + gates_t + n + unit, mask=here, other=0).to(DTYPE)
+            g2 = tl.load(gates + gates_t + 2 * n + unit, mask=here, other=0).to(DTYPE)
+        if GATES == 4:
+            g3 = tl.load(gates + gates_t + 3 * n + unit, mask=here, other=0).to(DTYPE)
+        if CELL == "lstm":
+            c_before = tl.load(c + row_t + unit, mask=here, other=0)
+        if CELL == "gru":
+            h_before = tl.load(store + store_t + unit, mask=here, other=0)
+            h_fresh = tl.load(hidden_new + row_t + unit, mask=here, other=0).to(DTYPE)
+        if K > 0:
+            used = first_slots + (seen + t) // k_att - seen // k_att
+            chosen = tl.load(selected + list_t + place, mask=place < K, other=-1)
+            shares = tl.load(weights + list_t + place, mask=place < K, other=0)
+            rows = rows_of(chosen, first_slots, first_kept, k_att, batch, row)
+            key_rows = chosen + row.to(tl.int32) * slots
+            q = zero
+            if not AFFINE:
+                q = tl.load(query + query_t + unit, mask=there, other=0)
+
+        # Keep.
+        dh = arriving + chain
+        if K > 0:
+            if (seen + t + 1) % k_att == 0:
+                slot = first_slots + (seen + t + 1) // k_att - 1 - seen // k_att
+                if AFFINE:
+                    dkey = tl.load(dkeys + row * slots + slot, cache_modifier=".cg")
+                    if SCORER == "affine":
+                        dh += dkey * wm_vector
+                    else:
+                        bounded = tanh(tl.load(store + store_t + stride + unit, mask=here, other=0), SCORE_MATH)
+                        dh += dkey * wm_vector * (1 - bounded * bounded)
+                elif RESIDENT:
+                    dkey_at = dkeys + (row * slots + slot) * d + unit
+                    dh += product(wm, tl.load(dkey_at, mask=there, other=0, cache_modifier=".cg"), TYPE)
+                else:
+                    dh += streamed(w_all + W_MEMORY, d, n, 1, unit, n, dkeys + (row * slots + slot) * d, DTYPE)
+
+        # Incorporate and read.
+        dh_hat = dh
+        if K > 0:
+            if used > 0:
+                if INCORPORATE == "add":
+                    ds = dh
+                elif INCORPORATE == "add_bounded":
+                    bounded = tanh(tl.load(summary + row_t + unit, mask=here, other=0), MATH)
+                    ds = dh * (1 - bounded * bounded)
+                else:
+                    put(dincorporated + row_t + unit, dh, here, MATH)
+                    if RESIDENT:
+                        dh_hat = product(wc, dh, TYPE)
+                        ds = product(ws, dh, TYPE)
+                    else:
+                        tl.debug_barrier()
+                        into = dincorporated + row_t
+                        dh_hat = streamed(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, into, DTYPE)
+                        ds = streamed(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, into, DTYPE)
+                if HAS_DSUMMARY:
+                    ds += tl.load(dsummary + row_t + unit, mask=here, other=0)
+                parts = tl.zeros((NB, KC), DTYPE)
+                if K <= 16:
+                    for k in tl.static_range(K):
+                        at = entry(rows, place, k)[:, None]
+                        read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
+                        parts = tl.where(place == k, tl.sum(read * ds, 1)[:, None], parts)
+                else:
+                    for k in range(tl.minimum(K, used)):
+                        at = entry(rows, place, k)[:, None]
+                        read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
+                        parts = tl.where(place == k, tl.sum(read * ds, 1)[:, None], parts)
+                dshares = tl.sum(parts, 0)[None, :] + tl.zeros((NB, KC), DTYPE)
+                if HAS_DWEIGHTS:
+                    dshares += tl.load(dweights + list_t + place, mask=place < K, other=0)
+                norm = 1.0
+                if WEIGHTING == "relu_norm":
+                    norm = tl.load(norms + norms_t)
+                dscores = weigh_backward(dshares, shares, norm, place == tl.minimum(K, used) - 1, WEIGHTING)
+                dscores = tl.where(chosen >= 0, dscores, 0.0)
+                dq = zero
+                if K <= 16:
+                    for k in tl.static_range(K):
+                        dq, dv_vector = read_backward(
+                            k, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
+                            store, keys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE,
+                        )  # fmt: skip
+                else:
+                    for k in range(tl.minimum(K, used)):
+                        dq, dv_vector = read_backward(
+                            k, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
+                            store, keys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE,
+                        )  # fmt: skip
+                if AFFINE:
+                    taken = is_first & (chosen >= 0)
+                    gradient = tl.load(dkeys + key_rows, mask=taken, other=0, cache_modifier=".cg")
+                    put(dkeys + key_rows, gradient + dscores, taken, MATH)
+                    dq_number = tl.sum(dscores, 1)[:, None]
+                    put(dquery + last * 0 + norms_t + 0 * place, dq_number + 0.0 * shares, is_first & (place == 0), MATH)
+                    if SCORER == "affine":
+                        dh_hat += dq_number * wq_vector
+                    else:
+                        bounded = tanh(tl.load(h_hat + row_t + unit, mask=here, other=0), SCORE_MATH)
+                        dh_hat += dq_number * wq_vector * (1 - bounded * bounded)
+                else:
+                    if SCORER == "dot":
+                        dq *= d**-0.5
+                    put(dquery + query_t + unit, dq, there, MATH)
+                    if RESIDENT:
+                        dh_hat += product(wq, dq, TYPE)
+                    else:
+                        tl.debug_barrier()
+                        dh_hat += streamed(w_all + W_QUERY, d, n, 1, unit, n, dquery + query_t, DTYPE)
+            tl.debug_barrier()  # gradients were added to rows that other threads read
+        arriving = tl.load(dstore + store_t + unit, mask=unit < tl.where(t > 0, n, 0), other=0, cache_modifier=".cg")
+
+        # Cell.
+        if CELL == "lstm":
+            if HAS_DCELLS:
+                dc_now += tl.load(dcells + row_t + unit, mask=here, other=0)
+            bounded = tanh(c_after, MATH)
+            dc_now += dh_hat * g3 * (1 - bounded * bounded)
+            d0 = dc_now * g2 * g0 * (1 - g0)
+            d1 = dc_now * c_before * g1 * (1 - g1)
+            d2 = dc_now * g0 * (1 - g2 * g2)
+            d3 = dh_hat * bounded * g3 * (1 - g3)
+            dc_now *= g1
+            c_after = c_before
+            put(dgates + gates_t + unit, d0, here, MATH)
+            put(dgates + gates_t + n + unit, d1, here, MATH)
+            put(dgates + gates_t + 2 * n + unit, d2, here, MATH)
+            put(dgates + gates_t + 3 * n + unit, d3, here, MATH)
+        elif CELL == "gru":
+            dfresh = dh_hat * (1 - g1) * (1 - g2 * g2)
+            d0 = dfresh * h_fresh * g0 * (1 - g0)
+            d1 = dh_hat * (h_before - g2) * g1 * (1 - g1)
+            d2 = dfresh * g0
+            d3 = zero
+            put(dgates + gates_t + unit, d0, here, MATH)
+            put(dgates + gates_t + n + unit, d1, here, MATH)
+            put(dgates + gates_t + 2 * n + unit, dfresh, here, MATH)
+            put(dhidden + gates_t + unit, d0, here, MATH)
+            put(dhidden + gates_t + n + unit, d1, here, MATH)
+            put(dhidden + gates_t + 2 * n + unit, d2, here, MATH)
+        else:
+            if CELL == "rnn_tanh":
+                d0 = dh_hat * (1 - g0 * g0)
+            else:
+                d0 = tl.where(g0 > 0, dh_hat, 0.0)
+            put(dgates + gates_t + unit, d0, here, MATH)
+
+        # The chain.
+        chain = zero
+        if (k_trunc > 0) & (seen + t > 0) & ((seen + t) % tl.maximum(k_trunc, 1) == 0):
+            dc_now = zero
+        else:
+            if CELL == "gru":
+                chain = dh_hat * g1
+            if RESIDENT:
+                if GATES == 1:
+                    chain += product(w0, d0, TYPE)
+                else:
+                    chain += product_of_gates(w0, w1, w2, w3, d0, d1, d2, d3, TYPE)
+            else:
+                tl.debug_barrier()
+                for gate in tl.static_range(GATES):
+                    into = dhidden + gates_t + gate * n
+                    chain += streamed(w_all + gate * n * n, n, n, 1, unit, n, into, DTYPE)
+
+        gates_t -= batch * GATES * n
+        row_t -= stride
+        store_t -= stride
+        query_t -= batch * d
+        list_t -= batch * K
+        norms_t -= batch
+
+    into = dstore + first_slots * stride + row * n + unit
+    tl.store(into, tl.load(into, mask=here, other=0) + chain, mask=here)
+    if CELL == "lstm":
+        tl.store(dc + row * n + unit, dc_now, mask=here)
+    if (K > 0) and (SCORER == "mlp"):
+        tl.store(dv + row * d + unit, dv_vector, mask=there)
+
+
+# Launch
+
+LINES = 8
+"""Lines of 32 candidates that a warp looks at together."""
+TILE = 32
+"""Keys that are scored together."""
+LARGEST_HELD = 128 << 10
+"""Bytes of recurrent weights that the registers of a program hold."""
+LARGEST_SHARED = 160 << 10
+"""Bytes of other weights that its shared memory holds."""
+
+
+def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
+    """The forward loop over time."""
+    options = _options(plan, buffers)
+    any_tensor = buffers["store"]
+
+    def given(tensor: Tensor | None) -> Tensor:
+        return any_tensor if tensor is None else tensor
+
+    w = weights
+    vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate, buffers["lengths"])
+    forward_kernel[(plan.batch,)](
+        *_packed(plan, weights, options),
+        *map(given, vectors),
+        *(buffers[name] for name in ("store", "c", "gates", "hidden_new", "h_hat", "query", "keys")),
+        *(buffers[name] for name in ("weights", "selected", "norms", "summary")),
+        *_sizes(plan),
+        0 if w.scorer_bias is None else len(w.scorer_bias),
+        **options,
+        LINES=LINES,
+        TILE=TILE,
+        HAS_BIAS=w.b_hh is not None,
+    )
+
+
+def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+    """The backward loop over time."""
+    options = _options(plan, buffers)
+    any_tensor = buffers["store"]
+
+    def given(tensor: Tensor | None) -> Tensor:
+        return any_tensor if tensor is None else tensor
+
+    backward_kernel[(plan.batch,)](
+        *_packed(plan, weights, options),
+        *map(given, (weights.w_memory, weights.w_query, weights.v, buffers["lengths"])),
+        *(buffers[name] for name in ("store", "c", "gates", "hidden_new", "h_hat", "query", "keys")),
+        *(buffers[name] for name in ("weights", "selected", "norms", "summary")),
+        *(given(work[name]) for name in ("dstore", "dc", "dcells", "dgates", "dhidden", "dquery", "dkeys")),
+        *(given(work[name]) for name in ("dsummary", "dweights", "dincorporated", "dv")),
+        *_sizes(plan),
+        plan.config.k_trunc or 0,
+        **options,
+        HAS_DCELLS=work["dcells"] is not None,
+        HAS_DSUMMARY=work["dsummary"] is not None,
+        HAS_DWEIGHTS=work["dweights"] is not None,
+    )
+
+
+def _sizes(plan: Plan) -> tuple[int, ...]:
+    return plan.steps, plan.batch, plan.first_slots, plan.slots, plan.seen, plan.config.k_att
+
+
+def _options(plan: Plan, buffers: dict[str, Any]) -> dict[str, Any]:
+    """What the kernels are compiled for; neither the batch nor the length is among it."""
+    config, n, d = plan.config, plan.n, max(plan.key_size, 1)
+    padded = max(16, triton.next_power_of_2(max(n, d)))
+    compute = buffers["gates"].dtype
+    gates = buffers["gates"].shape[-1] // n
+    beside = 2 * (not plan.is_affine) + 2 * (config.incorporate == "concat")
+    is_small = 2 * gates * padded**2 <= LARGEST_HELD and 2 * beside * padded**2 * (config.k_top > 0) <= LARGEST_SHARED
+    rounds = compute == torch.bfloat16 or (compute == torch.float32 and allow_tf32())
+    math = "approximate" if rounds else "accurate"
+    return {
+        "n": n,
+        "d": d,
+        "K": config.k_top,
+        "CELL": plan.cell,
+        "SCORER": config.scorer,
+        "WEIGHTING": config.weighting,
+        "INCORPORATE": config.incorporate,
+        "P": padded,
+        "KC": 32 if config.k_top <= 32 else 64,
+        "RESIDENT": rounds and is_small,
+        "TYPE": tl.bfloat16 if compute == torch.bfloat16 else tl.float16,
+        "MATH": "plain" if triton.knobs.runtime.interpret else math,
+        "HAS_LENGTHS": buffers["lengths"] is not None,
+        "num_warps": min(8, padded // 16),
+    }
+
+
+def _packed(plan: Plan, weights: Weights, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The matrices one after another, in half precision where TF32 would do; as whole numbers and as they are."""
+    matrices = [weights.w_hh]
+    if plan.config.k_top > 0:
+        matrices += [w for w in (weights.w_memory, weights.w_query, weights.w_incorporate) if w is not None and w.dim() == 2]
+    dtype = weights.w_hh.dtype
+    if dtype == torch.float32 and options["MATH"] != "accurate" and options["RESIDENT"]:
+        dtype = torch.float16
+    flat = torch.cat([matrix.reshape(-1) for matrix in matrices])
+    flat = flat.to(dtype)
+    return flat.view(torch.int16) if options["RESIDENT"] else flat, flat
