@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from sab import cli
 from sab.experiments import demo as demo_module
 from sab.experiments.demo import RECIPE, demo
 from sab.models import ModelConfig
+from sab.ops import dispatch
 from sab.tasks import TASKS, Adding, Copying
 from sab.training import Run
 from sab.training.run import Result
@@ -173,6 +175,25 @@ def test_info(trained: Path, capsys: Capture) -> None:
     (trained / "result.json").unlink()
     assert run("info", trained) == 0
     assert "not at its end" in capsys.readouterr().out
+
+
+def test_info_on_backends(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("info", "--backends") == 0
+    told = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(told)[:3] == list(dispatch.BACKENDS)
+    assert told["reference"] == "usable: always, on every device"
+    assert told["auto on cpu"] in ("cpu", "reference")
+    monkeypatch.setattr("sab.ops.native.unavailable", lambda: "there is no compiler")
+    monkeypatch.setattr("sab.ops.dispatch.triton_unavailable", lambda: "triton is not installed")
+    assert run("info", "--backends") == 0
+    told = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert told["cpu"] == "not usable: there is no compiler"
+    assert told["triton"] == "not usable: triton is not installed"
+    assert told["auto on cpu"] == "reference"
+
+
+def test_info_on_nothing_is_a_mistake(capsys: Capture) -> None:
+    assert mistake(capsys, "info") == "RUN must be given a value, or --backends; got none."
 
 
 def test_stop_at_ends_a_run_early(capsys: Capture) -> None:

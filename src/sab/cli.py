@@ -225,12 +225,21 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     return DONE
 
 
-def info(run: RunFolder) -> int:
-    """Tell what a run is and how far it has come.
+def info(
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
+    backends: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> int:
+    """Tell what a run is and how far it has come, or what computes on this machine.
 
     Args:
         run: Folder of the run.
+        backends: Tell of each backend whether it can be used here, or why not, and which one `auto` takes.
     """
+    if backends:
+        _show(_backends())
+        return DONE
+    if run is None:
+        raise ValueMistake("run must be given a value, or --backends; got none.", "run")
     opened = Run.open(run)
     result, evaluations = opened.result(), opened.evaluations()
     facts = dict(opened.config.options())
@@ -243,10 +252,28 @@ def info(run: RunFolder) -> int:
     if evaluations:
         facts["last evaluation"] = f"iteration {evaluations[-1]['step']}"
         facts |= {f"valid {metric}": value for metric, value in evaluations[-1]["metrics"].items()}
+    _show(facts)
+    return DONE
+
+
+def _show(facts: dict[str, Any]) -> None:
     width = max(map(len, facts))
     for fact, value in facts.items():
         print(f"{fact:{width}}  {value}")
-    return DONE
+
+
+def _backends() -> dict[str, str]:
+    """What is to be told of the backends, and what `auto` takes for the default layer on each kind of device."""
+    import torch
+
+    from sab.layers import SABLSTM
+    from sab.ops import dispatch
+
+    facts = {name: f"{'usable' if usable else 'not usable'}: {why}" for name, (usable, why) in dispatch.here().items()}
+    for device in ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",):
+        taken = SABLSTM(128, 128, device=device).backend_for(torch.zeros(2, 1, 128, device=device))
+        facts[f"auto on {device}"] = taken
+    return facts
 
 
 def tasks() -> int:

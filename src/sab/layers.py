@@ -17,7 +17,7 @@ from sab.cells import CELLS
 from sab.config import SABConfig
 from sab.errors import TypeMistake, ValueMistake, check_bool, check_choice, check_float, check_int
 from sab.incorporations import INCORPORATIONS
-from sab.ops.dispatch import recurrence
+from sab.ops import dispatch
 from sab.ops.operation import is_autocast
 from sab.ops.types import LayerState, LayerWeights
 from sab.scorers import SCORERS, ScorerWeights
@@ -340,7 +340,7 @@ class _SABLayer(nn.Module):
             for direction in range(self._directions):
                 index = layer * self._directions + direction
                 x_directed = _reverse(x, lengths) if direction == 1 else x
-                output, layer_state, attention = recurrence(
+                output, layer_state, attention = dispatch.recurrence(
                     x_directed, lengths, _layer_state(state, index, seen), self._weights(index), self.cell, config
                 )
                 if direction == 1:
@@ -370,6 +370,13 @@ class _SABLayer(nn.Module):
             incorporate_weight=get("incorporate_weight"),
             incorporate_bias=get("incorporate_bias"),
         )
+
+    def backend_for(self, input: Input, hx: InitialState | None = None) -> str:
+        """Name of the backend that a call with these arguments takes."""
+        x, _, _ = self._time_major(input, None)
+        state = self._initial_state(hx, x, isinstance(input, Tensor) and input.dim() == 2)
+        layer_state = _layer_state(state, 0, _seen(state))
+        return dispatch.choose(x, layer_state, self._weights(0), self.cell, self.config)
 
     def compact(self, state: SABState) -> SABState:
         """The smallest state that continues exactly as `state` does.

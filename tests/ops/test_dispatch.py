@@ -81,3 +81,11 @@ def test_backends_agree_on_a_long_sequence(backend: str, dtype: torch.dtype) -> 
     for (name, p), q in zip(layer.named_parameters(), other.parameters(), strict=True):
         error = (q.grad - p.grad).norm() / p.grad.norm()
         assert error < tolerance, name
+
+
+def test_a_layer_tells_which_backend_a_call_takes() -> None:
+    layer, x = make_layer("lstm", 2, 3, k_top=2, k_att=1), randn(5, 2, 2)
+    assert layer.backend_for(x) == layer.backend_for(x[:, 0]) == layer.backend_for(x, layer(x)[1])
+    assert layer.backend_for(x) in BACKENDS
+    assert layer.backend_for(x, make_state(layer, x)) == "reference"
+    assert make_layer("lstm", 2, 3, backend="reference").backend_for(x) == "reference"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sab
-from sab.ops import dispatch, native, operation
+from sab.ops import cpu, dispatch, native, operation
 from tests.ops.cases import BACKENDS, DOUBLE, assert_close, cases, gradients, make_layer, randn, randomize, weighted_sum
 
 FAST = [name for name in BACKENDS if name != "reference"]
@@ -133,7 +134,7 @@ def test_fresh_memory_is_poisoned() -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("backend", FAST)
 @given(case=cases(backend="reference"), pieces=st.integers(1, 3))
-@settings(max_examples=60)
+@settings(max_examples=60 if FAST == ["cpu"] else 6)  # interpreted kernels take their time
 def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str, case: Any, pieces: int) -> None:
     case.lengths[0] = case.steps  # else the reference has no slot where no row has a microstate
     if backend == "triton":
@@ -260,6 +261,84 @@ def test_float16_is_the_references_alone() -> None:
     layer = make_layer("lstm", 3, 4, dtype=torch.float16, backend="cpu")
     with pytest.raises(ValueError, match="'cpu' does not: it computes in float32 and float64 alone"):
         layer(torch.randn(7, 2, 3, dtype=torch.float16))
+
+
+class Widened:
+    """An engine for bfloat16: the CPU's, on float32 copies of what is in bfloat16."""
+
+    @staticmethod
+    def unsupported(*_: Any) -> None:
+        return None
+
+    @staticmethod
+    def forward(plan: Any, weights: Any, buffers: dict[str, Any]) -> None:
+        Widened.check(plan, weights, buffers)
+        with widened(buffers) as wide:
+            cpu.forward(plan, widen(weights), wide)
+
+    @staticmethod
+    def backward(plan: Any, weights: Any, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+        with widened(buffers) as wide, widened(work) as wide_work:
+            if plan.cell != "gru":
+                wide_work["dhidden"] = wide_work["dgates"]
+            cpu.backward(plan, widen(weights), wide, wide_work)
+
+    @staticmethod
+    def check(plan: Any, weights: Any, buffers: dict[str, Any]) -> None:
+        """What is summed over many steps is in float32, what enters products in bfloat16."""
+        assert all(weight is None or weight.dtype == torch.bfloat16 for weight in weights)
+        types = {name: tensor.dtype for name, tensor in buffers.items() if tensor is not None}
+        narrow = {name for name, dtype in types.items() if dtype == torch.bfloat16}
+        assert narrow == {"gates", "hidden_new", "keys"}
+        assert types["selected"] == torch.int32
+
+
+def widen(weights: Any) -> Any:
+    return type(weights)(*(weight if weight is None else weight.float() for weight in weights))
+
+
+@contextlib.contextmanager
+def widened(tensors: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    wide = {
+        name: tensor.float() if tensor is not None and tensor.dtype == torch.bfloat16 else tensor
+        for name, tensor in tensors.items()
+    }
+    yield wide
+    for name, tensor in tensors.items():
+        if tensor is not wide[name]:
+            tensor.copy_(wide[name])
+
+
+@needs_library
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("scorer", ["mlp", "affine_tanh"])
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_bfloat16_is_as_exact_as_its_rounding(
+    cell: str, scorer: str, is_autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the layer or of autocast; what goes in and comes out is of the layer's own type."""
+    monkeypatch.setitem(operation._engines, "cpu", Widened)
+    monkeypatch.setitem(dispatch.BACKENDS, "cpu", dispatch.BACKENDS["cpu"]._replace(unsupported=Widened.unsupported))
+    dtype = torch.float32 if is_autocast else torch.bfloat16
+    options = {"k_top": 2, "scorer": scorer, "incorporate": "concat", "max_microstates": 3}
+    layer = randomize(make_layer(cell, 3, 6, **options, dtype=dtype, backend="cpu"), scale=0.3)
+    exact = make_layer(cell, 3, 6, **options, backend="reference")
+    exact.load_state_dict(layer.state_dict())
+    x = randn(9, 4, 3).to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        output, state, attention = layer(x, return_attention=True)
+        piece, _ = layer(x, state)
+    wide = x.detach().double().requires_grad_()
+    expected, expected_state = exact(wide)
+    for tensor in (output, *state, state.microstates, state.keys, attention.weights, attention.summary, piece):
+        assert tensor.dtype == dtype
+    error = (torch.cat([output, piece]).double() - torch.cat([expected, exact(wide, expected_state)[0]])).abs().max()
+    assert error < 0.05
+    actual = torch.autograd.grad(output.double().square().sum(), [x, *layer.parameters()])
+    wanted = torch.autograd.grad(expected.square().sum(), [wide, *exact.parameters()])
+    for one, other in zip(actual, wanted, strict=True):
+        assert one.dtype == dtype
+        assert (one.double() - other).norm() < 0.05 * other.norm() + 1e-5
 
 
 class Crossings(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.errors import ValueMistake
-from sab.ops import cpu, operation, reference
+from sab.ops import cpu, native, operation, reference
 from sab.ops.types import LayerResult, LayerState, LayerWeights
 
 logger = logging.getLogger("sab")
@@ -73,10 +74,12 @@ def recurrence(
     x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> LayerResult:
     """Run one layer in one direction over a sequence with the backend that the configuration asks for."""
-    return _choose(x, state, weights, cell_name, config).run(x, lengths, state, weights, cell_name, config)
+    backend = BACKENDS[choose(x, state, weights, cell_name, config)]
+    return backend.run(x, lengths, state, weights, cell_name, config)
 
 
-def _choose(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> Backend:
+def choose(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:
+    """The name of the backend that runs a call."""
     if config.backend != "auto":
         reason = BACKENDS[config.backend].unsupported(x, state, weights, cell_name, config)
         if reason is not None:
@@ -84,14 +87,36 @@ def _choose(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str,
                 f"backend must be auto or one that supports this call; {config.backend!r} does not: {reason}.",
                 "backend",
             )
-        return BACKENDS[config.backend]
+        return config.backend
     for name, backend in BACKENDS.items():
         reason = backend.unsupported(x, state, weights, cell_name, config)
         if reason is None:
-            return backend
+            return name
         if not torch.compiler.is_compiling():
             _log_once(f"backend {name} is passed over: {reason}")
     raise AssertionError("the reference backend supports everything")
+
+
+def here() -> dict[str, tuple[bool, str]]:
+    """For each backend whether it can be used on this machine, and on what, or why not."""
+    return {"triton": _triton_here(), "cpu": _cpu_here(), "reference": (True, "always, on every device")}
+
+
+def _triton_here() -> tuple[bool, str]:
+    reason = triton_unavailable()
+    if reason is not None:
+        return False, reason
+    version = f"triton {importlib.import_module('triton').__version__}"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True, f"{version}, interpreted on the CPU, where it is asked for by name"
+    if not torch.cuda.is_available():
+        return False, f"{version}, but there is no CUDA device"
+    return True, f"{version} on {torch.cuda.get_device_name()}"
+
+
+def _cpu_here() -> tuple[bool, str]:
+    reason = native.unavailable()
+    return (True, f"compiled with {native.compiler()}") if reason is None else (False, reason)
 
 
 @cache

@@ -48,6 +48,11 @@ def unavailable() -> str | None:
     return found if isinstance(found, str) else None
 
 
+def compiler() -> str | None:
+    """The C++ compiler of this machine, or None where there is none."""
+    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
 @functools.cache
 def _find() -> ctypes.CDLL | str:
     """The library, or why there is none: tried once in a process, since a failing compiler takes its time."""
@@ -61,12 +66,12 @@ def _find() -> ctypes.CDLL | str:
 
 
 def _load() -> ctypes.CDLL:
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    if compiler is None:
+    found = compiler()
+    if found is None:
         raise NativeUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
-    path = _cache_folder() / f"recurrence-{_fingerprint(compiler)}.so"
+    path = _cache_folder() / f"recurrence-{_fingerprint(found)}.so"
     if not path.exists():
-        _build(compiler, path)
+        _build(found, path)
     return ctypes.CDLL(str(path))
 
 
