@@ -53,21 +53,41 @@ def _meet(counter, goal, programs):
 
 
 @triton.jit
+def _step(sums, left, right, left_mask, right_mask, column, INNER: tl.constexpr, BLOCK: tl.constexpr,
+          PRECISION: tl.constexpr):  # fmt: skip
+    """A step of `_product`, over the given columns."""
+    left_mask, right_mask = left_mask[:, None], right_mask[:, None]
+    if INNER % BLOCK != 0:
+        left_mask, right_mask = left_mask & (column < INNER)[None, :], right_mask & (column < INNER)[None, :]
+    a = tl.load(left[:, None] + column[None, :], mask=left_mask, other=0.0)
+    b = tl.load(right[:, None] + column[None, :], mask=right_mask, other=0.0)
+    return tl.dot(a.to(b.dtype), tl.trans(b), sums, input_precision=PRECISION, out_dtype=sums.dtype)
+
+
+@triton.jit
 def _product(sums, left, right, left_mask, right_mask, first, last, INNER: tl.constexpr, BLOCK: tl.constexpr,
              STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """sums [R, C] plus the product of rows `left` [R] and `right` [C] (where they begin), from column first to last."""
-    inner = tl.arange(0, BLOCK)
     for k in tl.range(first, last, BLOCK, num_stages=STAGES):
-        column = k + inner
-        if INNER % BLOCK == 0:
-            a = tl.load(left[:, None] + column[None, :], mask=left_mask[:, None], other=0.0)
-            b = tl.load(right[:, None] + column[None, :], mask=right_mask[:, None], other=0.0)
-        else:
-            inside = column[None, :] < INNER
-            a = tl.load(left[:, None] + column[None, :], mask=left_mask[:, None] & inside, other=0.0)
-            b = tl.load(right[:, None] + column[None, :], mask=right_mask[:, None] & inside, other=0.0)
-        sums = tl.dot(a.to(b.dtype), tl.trans(b), sums, input_precision=PRECISION, out_dtype=sums.dtype)
+        sums = _step(sums, left, right, left_mask, right_mask, k + tl.arange(0, BLOCK), INNER, BLOCK, PRECISION)
     return sums
+
+
+@triton.jit
+def _small_product(left, right, left_mask, right_mask, real: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                   BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """As `_product` over all columns, for tiles so small that a step waits for the one before: four sums in turn."""
+    QUARTER: tl.constexpr = BLOCK // 2
+    sums, second = tl.zeros((ROWS, COLUMNS), real), tl.zeros((ROWS, COLUMNS), real)
+    third, fourth = tl.zeros((ROWS, COLUMNS), real), tl.zeros((ROWS, COLUMNS), real)
+    WHOLE: tl.constexpr = QUARTER * 4
+    for k in tl.range(0, INNER, WHOLE, num_stages=STAGES):
+        column = k + tl.arange(0, QUARTER)
+        sums = _step(sums, left, right, left_mask, right_mask, column, INNER, WHOLE, PRECISION)
+        second = _step(second, left, right, left_mask, right_mask, column + QUARTER, INNER, WHOLE, PRECISION)
+        third = _step(third, left, right, left_mask, right_mask, column + 2 * QUARTER, INNER, WHOLE, PRECISION)
+        fourth = _step(fourth, left, right, left_mask, right_mask, column + 3 * QUARTER, INNER, WHOLE, PRECISION)
+    return (sums + second) + (third + fourth)
 
 
 @triton.jit
@@ -118,11 +138,11 @@ def _merge(best, best_slot, score, slot, PLACES: tl.constexpr):
     """
     score = tl.where(score == score, score, float("-inf"))  # not a number: in order, too, so that places stay distinct
     place = tl.arange(0, PLACES)
-    behind = _ahead(score[None, :], slot[None, :], score[:, None], slot[:, None])
-    behind_held = _ahead(best[None, :], best_slot[None, :], score[:, None], slot[:, None])
-    rank = tl.sum(behind.to(tl.int32), 1) + tl.sum(behind_held.to(tl.int32), 1)
-    moved = _ahead(score[None, :], slot[None, :], best[:, None], best_slot[:, None])
-    held_rank = place + tl.sum(moved.to(tl.int32), 1)
+    # Sums over the first axis, which threads have mostly to themselves.
+    ahead = _ahead(score[:, None], slot[:, None], score[None, :], slot[None, :])
+    held_ahead = _ahead(best[:, None], best_slot[:, None], score[None, :], slot[None, :])
+    rank = tl.sum(ahead.to(tl.int32), 0) + tl.sum(held_ahead.to(tl.int32), 0)
+    held_rank = place + tl.sum(_ahead(score[:, None], slot[:, None], best[None, :], best_slot[None, :]).to(tl.int32), 0)
     new, held = rank[:, None] == place[None, :], held_rank[:, None] == place[None, :]
     merged = tl.sum(tl.where(new, score[:, None], 0.0), 0) + tl.sum(tl.where(held, best[:, None], 0.0), 0)
     merged_slot = tl.sum(tl.where(new, slot[:, None], 0), 0) + tl.sum(tl.where(held, best_slot[:, None], 0), 0)
@@ -133,7 +153,7 @@ def _merge(best, best_slot, score, slot, PLACES: tl.constexpr):
 def _top(score, slot, PLACES: tl.constexpr):
     """`_merge` where none are held yet and there are at least PLACES candidates."""
     score = tl.where(score == score, score, float("-inf"))
-    rank = tl.sum(_ahead(score[None, :], slot[None, :], score[:, None], slot[:, None]).to(tl.int32), 1)
+    rank = tl.sum(_ahead(score[:, None], slot[:, None], score[None, :], slot[None, :]).to(tl.int32), 0)
     new = rank[:, None] == tl.arange(0, PLACES)[None, :]
     return tl.sum(tl.where(new, score[:, None], 0.0), 0), tl.sum(tl.where(new, slot[:, None], 0), 0)
 
@@ -278,9 +298,8 @@ def _key_phase(slot, batch, pid, programs, slots, h_left, keys, w_memory, real: 
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        key = tl.zeros((ROWS, COLUMNS), real)
-        key = _product(key, h_left + row * N, w_memory + column * N, row < batch, column < D, 0, N, N, BLOCK, STAGES,
-                       PRECISION)  # fmt: skip
+        key = _small_product(h_left + row * N, w_memory + column * N, row < batch, column < D, real, N, ROWS, COLUMNS, BLOCK,
+                             STAGES, PRECISION)  # fmt: skip
         inside = (row < batch)[:, None] & (column < D)[None, :]
         tl.store(keys + (_wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
 
@@ -311,9 +330,8 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
         key_at = keys + ((_wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
         there = (row < batch)[:, None] & (slot < used)[None, :]
         key = tl.load(key_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
-        own = tl.zeros((ROWS, COLUMNS), real)
-        own = _product(own, h_hat_left + row * N, w_query + column * N, row < batch, column < D, 0, N, N, BLOCK, STAGES,
-                       PRECISION)  # fmt: skip
+        own = _small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS, BLOCK,
+                             STAGES, PRECISION)  # fmt: skip
         if SCORER == "mlp":
             own += tl.load(scorer_bias + column, mask=column < D, other=0.0).to(real)[None, :]
             factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
@@ -422,11 +440,13 @@ def _concat_phase(t, batch, pid, programs, h_hat_left, summary_left, h_out, h_ne
         alive = inside
         if lengths is not None:
             alive = inside & (t < tl.load(lengths + row, mask=row < batch, other=0))[:, None]
-        new = tl.zeros((ROWS, COLUMNS), real) + tl.load(b_incorporate + unit, mask=unit < N, other=0.0).to(real)[None, :]
+        bias = tl.load(b_incorporate + unit, mask=unit < N, other=0.0).to(real)
         right = w_incorporate + unit * (2 * N)
-        new = _product(new, h_hat_left + row * N, right, row < batch, unit < N, 0, N, N, BLOCK, STAGES, PRECISION)
-        new = _product(new, summary_left + row * N, right + N, row < batch, unit < N, 0, N, N, BLOCK, STAGES, PRECISION)
-        new = tl.where(alive, new, 0.0)
+        new = _small_product(h_hat_left + row * N, right, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK, STAGES,
+                             PRECISION)  # fmt: skip
+        new += _small_product(summary_left + row * N, right + N, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK, STAGES,
+                              PRECISION)  # fmt: skip
+        new = tl.where(alive, _apart(new) + bias[None, :], 0.0)
         at = row[:, None] * N + unit[None, :]
         tl.store(h_out + at, new, mask=inside)
         if MIXED:
@@ -785,10 +805,8 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         if used > 0:
             dhat = tl.load(dh_hat + rows * N + units, mask=inside, other=0.0)
             if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
-                sums = tl.zeros((ROWS, COLUMNS), real)
-                sums = _product(sums, dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, 0, D, D, BLOCK,
-                                STAGES, PRECISION)  # fmt: skip
-                dhat += _apart(sums)
+                dhat += _apart(_small_product(dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, real, D, ROWS, COLUMNS,
+                                              BLOCK, STAGES, PRECISION))  # fmt: skip
         else:
             dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial, carry, dkeys,
                              lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS, K_TOP)  # fmt: skip
@@ -826,11 +844,11 @@ def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh
         unit = place // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         at = row[:, None] * N + unit[None, :]
-        sums = tl.zeros((ROWS, COLUMNS), real)
+        sums = _small_product(dh_left + row * N, w_incorporate_t + (half * N + unit) * N, row < batch, unit < N, real, N, ROWS,
+                              COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        sums = _apart(sums)
         if dsummary is not None:
-            sums = tl.load(dsummary + _wide(t * batch) * N + at, mask=_also(inside, half == 1), other=0.0)
-        sums = _product(sums, dh_left + row * N, w_incorporate_t + (half * N + unit) * N, row < batch, unit < N, 0, N,
-                        N, BLOCK, STAGES, PRECISION)  # fmt: skip
+            sums += tl.load(dsummary + _wide(t * batch) * N + at, mask=_also(inside, half == 1), other=0.0)
         tl.store(dh_hat + at, sums, mask=_also(inside, half == 0))
         tl.store(ds_joined + at, sums, mask=_also(inside, half == 1))
 
@@ -1050,7 +1068,7 @@ def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.
         "MATH": "plain" if INTERPRETED else "accurate" if is_exact else "approximate",
         "PRECISION": "ieee" if is_exact else "tf32",
         "STAGES": 4,
-        "BLOCK": _at_most(256 // compute.itemsize, plan.n),
+        "BLOCK": max(_at_most(256 // compute.itemsize, plan.n), 32),
     }
 
 
