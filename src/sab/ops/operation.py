@@ -243,6 +243,7 @@ _BUFFERS = _OUTPUTS[1:]
 _B_IH = 8
 """Where the bias of the input's part comes among the tensors."""
 
+# `saves` tells whether a backward may follow; without it there is no gradient and nothing is kept for one.
 _library = torch.library.Library("sab", "DEF")
 _library.define(
     f"recurrence(Tensor x, Tensor? lengths, Tensor h, Tensor? c, Tensor microstates, Tensor keys, {_PARAMETERS}, "
@@ -484,8 +485,10 @@ def _gradients(
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
-    x, lengths, *parameters = arguments[5 : 5 + 2 + 10]
-    buffers = dict(zip(_BUFFERS, arguments[17:], strict=False))
+    from_outside, initial = 5, 4  # gradients that come in; tensors of the initial state, which do not
+    first_buffer = from_outside + _INPUTS - initial
+    x, lengths, *parameters = arguments[from_outside:first_buffer]
+    buffers = dict(zip(_BUFFERS, arguments[first_buffer:], strict=False))
     needs = arguments[-1]
     steps, batch, n = buffers["h_hat"].shape
     first_slots, key_size = buffers["store"].shape[0] - 1 - steps, buffers["keys"].shape[-1]
