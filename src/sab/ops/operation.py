@@ -393,6 +393,7 @@ def _backward(
     plan = Plan(cell, config, seen, steps, batch, n, keys.shape[-1], first_slots, keys.shape[1])
     weights = _cast(compute, w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate)
     kept = store.dtype
+    skips = engine == "triton"  # its kernels leave out what is not there
     dstore = torch.empty_like(store)
     dstore[: first_slots + 1].zero_()
     _fill(dstore[first_slots + 1 :], d_hidden)
@@ -405,8 +406,8 @@ def _backward(
         "dhidden": torch.empty_like(dgates) if cell == "gru" else dgates,
         "dquery": h_hat.new_zeros(steps, batch, plan.key_size),
         "dkeys": _fill(torch.empty_like(keys, dtype=kept), d_keys),
-        "dsummary": _fill(torch.empty_like(h_hat), d_summary),
-        "dweights": _fill(torch.empty_like(buffers["weights"]), d_weights),
+        "dsummary": None if skips and d_summary is None else _fill(torch.empty_like(h_hat), d_summary),
+        "dweights": None if skips and d_weights is None else _fill(torch.empty_like(buffers["weights"]), d_weights),
         "dincorporated": None if w_incorporate is None else torch.zeros_like(h_hat),
         "dv": None if v is None else h_hat.new_zeros(batch, plan.key_size),
     }

@@ -203,6 +203,20 @@ def insert(best, slots, score, slot, place, K: tl.constexpr):
     return best, tl.where(place < K, slots, -1)
 
 
+@triton.jit
+def gather(base, rows, place, first, unit, size: tl.constexpr, COUNT: tl.constexpr, CACHE: tl.constexpr):
+    """COUNT rows of a matrix, those whose numbers are in `rows` from place `first` on, each as [P / 16, 16].
+
+    All of them are asked for before any is used, so that the memory's latency is waited for once.
+    """
+    found = ()
+    for k in tl.static_range(COUNT):
+        at = entry(rows, place, first + k)[:, None]
+        pointer = base + at.to(tl.int64) * size + unit
+        found = found + (tl.load(pointer, mask=(unit < size) & (at >= 0), other=0, cache_modifier=CACHE),)
+    return found
+
+
 # Forward
 
 
@@ -224,6 +238,7 @@ def forward_kernel(
     W_MEMORY: tl.constexpr = GATES * n * n
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
+    GROUP: tl.constexpr = K if K <= 16 else 8  # microstates that are read together
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -398,16 +413,10 @@ def forward_kernel(
                 put(norms_t + 0 * place, norm[:, None] + 0.0 * shares, is_first & (place == 0), MATH)
             rows = rows_of(chosen, first_slots, first_kept, k_att, batch, row)
             s = tl.zeros((NB, 16), DTYPE)
-            if K <= 16:
-                for k in tl.static_range(K):
-                    at = entry(rows, place, k)[:, None]
-                    read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
-                    s += entry(shares, place, k)[:, None] * read
-            else:
-                for k in range(tl.minimum(K, used)):
-                    at = entry(rows, place, k)[:, None]
-                    read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
-                    s += entry(shares, place, k)[:, None] * read
+            for first in range(0, tl.minimum(K, used), GROUP):
+                read = gather(store, rows, place, first, unit, n, GROUP, "")
+                for k in tl.static_range(GROUP):
+                    s += entry(shares, place, first + k)[:, None] * read[k]
             put(summary + row_t + unit, s, here, MATH)
             if INCORPORATE == "add":
                 h = h_new + s
@@ -494,30 +503,29 @@ def forward_kernel(
 
 @triton.jit
 def read_backward(
-    k, rows, key_rows, shares, dshares, place, ds, query, v, dq, dv, store, keys, dstore, dkeys, unit,
+    first, rows, key_rows, shares, dscores, place, ds, query, v, dq, dv, dmicrostates, own_keys, old_dkeys,
+    dstore, dkeys, unit,
     n: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+    COUNT: tl.constexpr,
 ):  # fmt: skip
-    """What the k-th selected microstate and its key get of the gradient, and give to the query's and v's."""
-    at = entry(rows, place, k)[:, None]
-    pointer = dstore + at.to(tl.int64) * n + unit
-    mask = (unit < n) & (at >= 0)
-    gradient = tl.load(pointer, mask=mask, other=0, cache_modifier=".cg")
-    put(pointer, gradient + entry(shares, place, k)[:, None] * ds, mask, MATH)
-    if (SCORER == "mlp") or (SCORER == "dot"):
-        dscore = entry(dshares, place, k)[:, None]
-        key_at = entry(key_rows, place, k)[:, None].to(tl.int64) * d + unit
-        mask = (unit < d) & (at >= 0)
-        key = tl.load(keys + key_at, mask=mask, other=0).to(DTYPE)
-        if SCORER == "mlp":
-            bounded = tanh(key + query, MATH)
-            dkey = dscore * v * (1 - bounded * bounded)
-            dq += dkey
-            dv += dscore * bounded
-        else:
-            dkey = dscore * query
-            dq += dscore * key
-        gradient = tl.load(dkeys + key_at, mask=mask, other=0, cache_modifier=".cg")
-        put(dkeys + key_at, gradient + dkey, mask, MATH)
+    """What COUNT selected microstates and their keys get of the gradient, and give to the query's and v's."""
+    for k in tl.static_range(COUNT):
+        at = entry(rows, place, first + k)[:, None]
+        gradient = dmicrostates[k] + entry(shares, place, first + k)[:, None] * ds
+        put(dstore + at.to(tl.int64) * n + unit, gradient, (unit < n) & (at >= 0), MATH)
+        if (SCORER == "mlp") or (SCORER == "dot"):
+            dscore = entry(dscores, place, first + k)[:, None]
+            key = own_keys[k].to(DTYPE)
+            if SCORER == "mlp":
+                bounded = tanh(key + query, MATH)
+                dkey = dscore * v * (1 - bounded * bounded)
+                dq += dkey
+                dv += dscore * bounded
+            else:
+                dkey = dscore * query
+                dq += dscore * key
+            key_at = entry(key_rows, place, first + k)[:, None].to(tl.int64) * d + unit
+            put(dkeys + key_at, old_dkeys[k] + dkey, (unit < d) & (at >= 0), MATH)
     return dq, dv
 
 
@@ -531,7 +539,7 @@ def backward_kernel(
     CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
     P: tl.constexpr, KC: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-    HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr,
+    HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16
     GATES: tl.constexpr = 4 if CELL == "lstm" else (3 if CELL == "gru" else 1)
@@ -541,6 +549,7 @@ def backward_kernel(
     W_MEMORY: tl.constexpr = GATES * n * n
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
+    GROUP: tl.constexpr = K if K <= 16 else 8  # microstates that are read together
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -559,10 +568,16 @@ def backward_kernel(
         w0 = resident(w_held, n, n, 1, unit, n, TYPE)
         if GATES > 1:
             w1 = resident(w_held + n * n, n, n, 1, unit, n, TYPE)
-            w2 = resident(w_held + 2 * n * n, n, n, 1, unit, n, TYPE)
+            if HELD > 2:
+                w2 = resident(w_held + 2 * n * n, n, n, 1, unit, n, TYPE)
+            else:
+                w2 = resident(w_all + 2 * n * n, n, n, 1, unit, n, TYPE)
             w3 = w2
             if GATES == 4:
-                w3 = resident(w_held + 3 * n * n, n, n, 1, unit, n, TYPE)
+                if HELD > 3:
+                    w3 = resident(w_held + 3 * n * n, n, n, 1, unit, n, TYPE)
+                else:
+                    w3 = resident(w_all + 3 * n * n, n, n, 1, unit, n, TYPE)
         if (K > 0) and (not AFFINE):
             wm = resident(w_all + W_MEMORY, d, n, 1, unit, n, TYPE)
             wq = resident(w_all + W_QUERY, d, n, 1, unit, n, TYPE)
@@ -604,7 +619,12 @@ def backward_kernel(
         if GATES == 1:
             chain = product(w0, chain, TYPE)
         else:
-            chain = product_of_gates(w0, w1, w2, w3, chain, chain, chain, chain, TYPE)
+            if HELD == 4:
+                chain = product_of_gates(w0, w1, w2, w3, chain, chain, chain, chain, TYPE)
+            elif HELD == 3:
+                chain = product_of_gates(w0, w1, w2, w2, chain, chain, chain, chain, TYPE)
+            else:
+                chain = product_of_gates(w0, w1, w1, w1, chain, chain, chain, chain, TYPE)
         chain = tl.where(here, chain * 0.0, 0.0)
 
     for back in range(length):
@@ -626,7 +646,9 @@ def backward_kernel(
             chosen = tl.load(selected + list_t + place, mask=place < K, other=-1)
             shares = tl.load(weights + list_t + place, mask=place < K, other=0)
             rows = rows_of(chosen, first_slots, first_kept, k_att, batch, row)
-            key_rows = chosen + row.to(tl.int32) * slots
+            key_rows = tl.where(chosen >= 0, chosen + row.to(tl.int32) * slots, -1)
+            if GROUP == K:
+                read = gather(store, rows, place, 0, unit, n, GROUP, "")
             q = zero
             if not AFFINE:
                 q = tl.load(query + query_t + unit, mask=there, other=0)
@@ -671,16 +693,21 @@ def backward_kernel(
                 if HAS_DSUMMARY:
                     ds += tl.load(dsummary + row_t + unit, mask=here, other=0)
                 parts = tl.zeros((NB, KC), DTYPE)
-                if K <= 16:
+                if GROUP == K:
                     for k in tl.static_range(K):
-                        at = entry(rows, place, k)[:, None]
-                        read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
-                        parts = tl.where(place == k, tl.sum(read * ds, 1)[:, None], parts)
+                        parts = tl.where(place == k, tl.sum(read[k] * ds, 1)[:, None], parts)
+                    dmicrostates = gather(dstore, rows, place, 0, unit, n, GROUP, ".cg")
+                    if AFFINE:
+                        own_keys = dmicrostates
+                        old_dkeys = dmicrostates
+                    else:
+                        own_keys = gather(keys, key_rows, place, 0, unit, d, GROUP, "")
+                        old_dkeys = gather(dkeys, key_rows, place, 0, unit, d, GROUP, ".cg")
                 else:
-                    for k in range(tl.minimum(K, used)):
-                        at = entry(rows, place, k)[:, None]
-                        read = tl.load(store + at.to(tl.int64) * n + unit, mask=here & (at >= 0), other=0)
-                        parts = tl.where(place == k, tl.sum(read * ds, 1)[:, None], parts)
+                    for first in range(0, tl.minimum(K, used), GROUP):
+                        some = gather(store, rows, place, first, unit, n, GROUP, "")
+                        for k in tl.static_range(GROUP):
+                            parts = tl.where(place == first + k, tl.sum(some[k] * ds, 1)[:, None], parts)
                 dshares = tl.sum(parts, 0)[None, :] + tl.zeros((NB, KC), DTYPE)
                 if HAS_DWEIGHTS:
                     dshares += tl.load(dweights + list_t + place, mask=place < K, other=0)
@@ -690,17 +717,22 @@ def backward_kernel(
                 dscores = weigh_backward(dshares, shares, norm, place == tl.minimum(K, used) - 1, WEIGHTING)
                 dscores = tl.where(chosen >= 0, dscores, 0.0)
                 dq = zero
-                if K <= 16:
-                    for k in tl.static_range(K):
-                        dq, dv_vector = read_backward(
-                            k, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
-                            store, keys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE,
-                        )  # fmt: skip
+                if GROUP == K:
+                    dq, dv_vector = read_backward(
+                        0, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
+                        dmicrostates, own_keys, old_dkeys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE, GROUP,
+                    )  # fmt: skip
                 else:
-                    for k in range(tl.minimum(K, used)):
+                    for first in range(0, tl.minimum(K, used), GROUP):
+                        some = gather(dstore, rows, place, first, unit, n, GROUP, ".cg")
+                        some_keys = some
+                        some_dkeys = some
+                        if not AFFINE:
+                            some_keys = gather(keys, key_rows, place, first, unit, d, GROUP, "")
+                            some_dkeys = gather(dkeys, key_rows, place, first, unit, d, GROUP, ".cg")
                         dq, dv_vector = read_backward(
-                            k, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
-                            store, keys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE,
+                            first, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
+                            some, some_keys, some_dkeys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE, GROUP,
                         )  # fmt: skip
                 if AFFINE:
                     taken = is_first & (chosen >= 0)
@@ -797,6 +829,8 @@ def backward_kernel(
 
 LINES = 8
 """Lines of 32 candidates that a warp looks at together."""
+HELD = 3
+"""How many gates' weights the backward holds in registers; the others it holds in shared memory."""
 TILE = 32
 """Keys that are scored together."""
 LARGEST_HELD = 128 << 10
@@ -850,6 +884,7 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
         HAS_DCELLS=work["dcells"] is not None,
         HAS_DSUMMARY=work["dsummary"] is not None,
         HAS_DWEIGHTS=work["dweights"] is not None,
+        HELD=HELD,
     )
 
 
