@@ -622,8 +622,21 @@ def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, first, second, third,
 
 
 @triton.jit
-def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dkeys, w_hh_t, w_memory_t, real: tl.constexpr, MATH: tl.constexpr,
-                 SCORER: tl.constexpr, K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, SPLITS: tl.constexpr,
+def _round_phase(slot, batch, pid, programs, slots, dkeys, dkeys_left, D: tl.constexpr, ROWS: tl.constexpr,
+                 COLUMNS: tl.constexpr):  # fmt: skip
+    """The gradients of a slot's keys in the products' type, as the left factor of `_chain_phase`."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+        row = (tile % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
+        column = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        inside = (row < batch) & (column < D)
+        dkey = tl.load(dkeys + (_wide(row) * slots + slot) * D + column, mask=inside, other=0.0)
+        tl.store(dkeys_left + row * D + column, dkey, mask=inside)
+
+
+@triton.jit
+def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dkeys, dkeys_left, w_hh_t, w_memory_t, real: tl.constexpr, MATH: tl.constexpr,
+                 MIXED: tl.constexpr, SCORER: tl.constexpr, K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, SPLITS: tl.constexpr,
                  ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
     """Part of the gradient of h_{t-1}: along the chain, and through its key where it was kept.
@@ -647,10 +660,13 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
                         tl.minimum(last, chain_blocks) * BLOCK, GATES * N, BLOCK, STAGES, PRECISION)  # fmt: skip
         if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
             if last > chain_blocks:
-                left_key = dkeys + (_wide(row) * slots + slot) * D
+                if MIXED:
+                    left_key = dkeys_left + row * D
+                else:
+                    left_key = dkeys + (_wide(row) * slots + slot) * D
                 sums = _product(sums, left_key, w_memory_t + unit * D, row < batch, unit < N,
                                 tl.maximum(first - chain_blocks, 0) * BLOCK, (last - chain_blocks) * BLOCK, D, BLOCK,
-                                2, PRECISION)  # fmt: skip
+                                STAGES, PRECISION)  # fmt: skip
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         tl.store(partial + split * batch * N + row[:, None] * N + unit[None, :], sums, mask=inside)
 
@@ -857,7 +873,7 @@ def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh
 def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
                     w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t,
                     dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
-                    dh_hat, dh_left, ds_joined, dquery_left, partial, carry, counter,
+                    dh_hat, dh_left, ds_joined, dquery_left, dkeys_left, partial, carry, counter,
                     steps, batch, seen, first_slots, slots, k_att, k_trunc,
                     CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
                     N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
@@ -874,8 +890,11 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
     chained = _keeps(steps - 1, seen, k_att, K_TOP)
     if K_TOP > 0 and not AFFINE:
         if chained:
-            _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden, dkeys, w_hh_t, w_memory_t,
-                         real, MATH, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            if MIXED:
+                _round_phase(slots - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
+                goal = _meet(counter, goal, programs)
+            _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden, dkeys, dkeys_left, w_hh_t, w_memory_t,
+                         real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = _meet(counter, goal, programs)
     for back in range(steps):
         t = steps - 1 - back
@@ -918,19 +937,22 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
             alone = used == 0
         else:
             alone = used >= 0
+        kept_before = _keeps(t - 1, seen, k_att, K_TOP) & (t > 0)
+        if AFFINE:
+            kept_before = t < 0
         if alone:
+            if MIXED and K_TOP > 0 and not AFFINE:
+                if kept_before:
+                    _round_phase(used - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c, gates,
                                  hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden, dq_left,
                                  dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL, SCORER, N, D, GATES, K_TOP, SPLITS,
                                  QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = _meet(counter, goal, programs)
         carried = cut == 0
-        kept_before = _keeps(t - 1, seen, k_att, K_TOP) & (t > 0)
-        if AFFINE:
-            kept_before = t < 0
         if carried | kept_before:
-            _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dkeys, w_hh_t,
-                         w_memory_t, real, MATH, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dkeys, dkeys_left, w_hh_t,
+                         w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = _meet(counter, goal, programs)
     # The gradient of the state that came in.
     row_tiles = tl.cdiv(batch, QUERY_ROWS)
@@ -1002,7 +1024,9 @@ def backward(
     tiles = _backward_tiles(plan, _multiprocessors(store.device))
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
     affine, is_concat = plan.is_affine, plan.config.incorporate == "concat"
-    dquery_left = keys.new_empty(batch, plan.key_size) if mixed and not affine and plan.config.k_top > 0 else None
+    dquery_left = dkeys_left = None
+    if mixed and not affine and plan.config.k_top > 0:
+        dquery_left, dkeys_left = keys.new_empty(2, batch, plan.key_size).unbind()
     backward_kernel[_grid(plan, tiles, store.device)](
         *(buffers[name] for name in FORWARD),
         buffers["lengths"],
@@ -1018,6 +1042,7 @@ def backward(
         keys.new_empty(batch, n) if mixed and is_concat else None,
         store.new_empty(batch, n) if is_concat else None,
         dquery_left,
+        dkeys_left,
         store.new_empty(tiles["SPLITS"], batch, n),
         store.new_empty(2, batch, n) if plan.cell == "gru" else None,
         torch.zeros(1, dtype=torch.int32, device=store.device),
@@ -1037,7 +1062,7 @@ def backward(
 FORWARD = "store c gates hidden_new h_hat query keys weights selected norms summary".split()
 BACKWARD = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 # All programs run at the same time or none does: otherwise they could wait for one that never starts.
-LAUNCH = {"num_warps": 8, "launch_cooperative_grid": True}
+LAUNCH = {"num_warps": 4, "launch_cooperative_grid": True}
 
 
 def _transposed(weight: Tensor | None) -> Tensor | None:
@@ -1064,7 +1089,7 @@ def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.
         "K_TOP": config.k_top,
         "PLACES": triton.next_power_of_2(max(config.k_top, 1)),
         "SCALE": 1 / math.sqrt(max(plan.key_size, 1)),
-        "MIXED": compute == torch.bfloat16,
+        "MIXED": compute.itemsize == 2,
         "MATH": "plain" if INTERPRETED else "accurate" if is_exact else "approximate",
         "PRECISION": "ieee" if is_exact else "tf32",
         "STAGES": 4,
@@ -1083,8 +1108,9 @@ def _fewest(tiles_of: Any, sizes: tuple[int, ...], programs: int) -> int:
 
 
 def _common_tiles(plan: Plan, programs: int) -> dict[str, int]:
-    rows, query_rows = _at_most(64, plan.batch), _at_most(32, plan.batch)
     outputs = max(plan.n, plan.key_size)
+    rows = _at_most(64, plan.batch)
+    query_rows = _fewest(lambda r: triton.cdiv(plan.batch, r) * triton.cdiv(outputs, 16), (16, 32), programs)
     columns = _fewest(lambda c: triton.cdiv(plan.batch, query_rows) * triton.cdiv(outputs, c), (16, 32, 64), programs)
     slices = max(programs // plan.batch, 1)
     slice_ = max(triton.next_power_of_2(triton.cdiv(plan.n, slices)), 16 if INTERPRETED else 128)
