@@ -1,0 +1,467 @@
+# type: ignore
+# ruff: noqa: SIM102, SIM108, RET505 (branches on compile-time values stay apart from those on run-time ones)
+"""The backward loop over time for large hidden sizes."""
+
+import triton
+import triton.language as tl
+
+from sab.ops.triton.large_parts import (
+    also,
+    apart,
+    cut_before,
+    keeps,
+    meet,
+    microstate,
+    product,
+    slots_at,
+    small_product,
+    weigh_backward,
+    wide,
+)
+from sab.ops.triton.parts import tanh
+
+
+@triton.jit
+def _arriving(t, row, unit, mask, batch, chained, carried, kept, slots, slot, store, dstore, partial, carry, dkeys,
+              lengths, w_memory, h_row, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
+              SCORER: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, K_TOP: tl.constexpr):  # fmt: skip
+    """The gradient of h_t: from outside and from reads, along the chain, and through the key if it was kept."""
+    at = row * N + unit
+    dh = tl.load(dstore + wide(h_row * batch) * N + at, mask=mask, other=0.0)
+    for split in tl.static_range(SPLITS):
+        dh += tl.load(partial + split * batch * N + at, mask=also(mask, chained), other=0.0)
+    if CELL == "gru":
+        dh += tl.load(carry + at, mask=also(mask, carried), other=0.0)
+    if lengths is not None:
+        dh = tl.where(t < tl.load(lengths + row, mask=row < batch, other=0), dh, 0.0)
+    if K_TOP > 0 and (SCORER == "affine" or SCORER == "affine_tanh"):
+        dkey = tl.load(dkeys + wide(row) * slots + slot, mask=also(row < batch, kept), other=0.0)
+        slope = tl.load(w_memory + unit, mask=unit < N, other=0.0).to(real)
+        if SCORER == "affine_tanh":
+            bounded = tanh(tl.load(store + wide(h_row * batch) * N + at, mask=also(mask, kept), other=0.0), MATH)
+            slope = slope * (1 - bounded * bounded)
+        dh += dkey * slope
+    return dh
+
+
+@triton.jit
+def _cell_saved(t, row, unit, mask, batch, h_old, c, gates, hidden_new, dc, dcells, CELL: tl.constexpr, N: tl.constexpr,
+                GATES: tl.constexpr):  # fmt: skip
+    """What `_cell_backward` needs, fetched ahead: gates, then what else the cell has (or a gate once more)."""
+    at = row * N + unit
+    gate_at = gates + wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
+    first = tl.load(gate_at, mask=mask, other=0.0)
+    if CELL == "lstm":
+        second, third = tl.load(gate_at + N, mask=mask, other=0.0), tl.load(gate_at + 2 * N, mask=mask, other=0.0)
+        fourth = tl.load(gate_at + 3 * N, mask=mask, other=0.0)
+        c_old = tl.load(c + wide(t * batch) * N + at, mask=mask, other=0.0)
+        c_new = tl.load(c + wide((t + 1) * batch) * N + at, mask=mask, other=0.0)
+        later = tl.load(dc + at, mask=mask, other=0.0)
+        outside = later
+        if dcells is not None:
+            outside = tl.load(dcells + wide(t * batch) * N + at, mask=mask, other=0.0)
+        return first, second, third, fourth, c_old, c_new, later, outside
+    elif CELL == "gru":
+        second, third = tl.load(gate_at + N, mask=mask, other=0.0), tl.load(gate_at + 2 * N, mask=mask, other=0.0)
+        h = tl.load(h_old + at, mask=mask, other=0.0)
+        inner = tl.load(hidden_new + wide(t * batch) * N + at, mask=mask, other=0.0)
+        return first, second, third, inner, h, h, h, h
+    else:
+        return first, first, first, first, first, first, first, first
+
+
+@triton.jit
+def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dgates, dhidden, carry,
+                   real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr,
+                   GATES: tl.constexpr):  # fmt: skip
+    first, second, third, fourth, fifth, sixth, seventh, eighth = saved
+    at = row * N + unit
+    gate_at = wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
+    if CELL == "lstm":
+        i, f, g, o = first.to(real), second.to(real), third.to(real), fourth.to(real)
+        bounded = tanh(sixth, MATH)
+        dc_new = seventh + dh_hat * o * (1 - bounded * bounded)
+        if dcells is not None:
+            dc_new += eighth
+        tl.store(dgates + gate_at, dc_new * g * i * (1 - i), mask=mask)
+        tl.store(dgates + gate_at + N, dc_new * fifth * f * (1 - f), mask=mask)
+        tl.store(dgates + gate_at + 2 * N, dc_new * i * (1 - g * g), mask=mask)
+        tl.store(dgates + gate_at + 3 * N, dh_hat * bounded * o * (1 - o), mask=mask)
+        tl.store(dc + at, tl.where(cut, 0.0, dc_new * f), mask=mask)
+    elif CELL == "gru":
+        r, z, fresh, inner = first.to(real), second.to(real), third.to(real), fourth.to(real)
+        dfresh = dh_hat * (1 - z) * (1 - fresh * fresh)
+        dr, dz = dfresh * inner * r * (1 - r), dh_hat * (fifth - fresh) * z * (1 - z)
+        tl.store(dgates + gate_at, dr, mask=mask)
+        tl.store(dhidden + gate_at, dr, mask=mask)
+        tl.store(dgates + gate_at + N, dz, mask=mask)
+        tl.store(dhidden + gate_at + N, dz, mask=mask)
+        tl.store(dgates + gate_at + 2 * N, dfresh, mask=mask)
+        tl.store(dhidden + gate_at + 2 * N, dfresh * r, mask=mask)
+        tl.store(carry + at, dh_hat * z, mask=mask)
+    elif CELL == "rnn_tanh":
+        h = first.to(real)
+        tl.store(dgates + gate_at, dh_hat * (1 - h * h), mask=mask)
+    else:
+        tl.store(dgates + gate_at, tl.where(first.to(real) > 0, dh_hat, 0.0), mask=mask)
+
+
+@triton.jit
+def _round_phase(slot, batch, pid, programs, slots, dkeys, dkeys_left, D: tl.constexpr, ROWS: tl.constexpr,
+                 COLUMNS: tl.constexpr):  # fmt: skip
+    """The gradients of a slot's keys in the products' type, as the left factor of `_chain_phase`."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+        row = (tile % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
+        column = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        inside = (row < batch) & (column < D)
+        dkey = tl.load(dkeys + (wide(row) * slots + slot) * D + column, mask=inside, other=0.0)
+        tl.store(dkeys_left + row * D + column, dkey, mask=inside)
+
+
+@triton.jit
+def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dkeys, dkeys_left, w_hh_t,
+                 w_memory_t, real: tl.constexpr, MATH: tl.constexpr, MIXED: tl.constexpr, SCORER: tl.constexpr,
+                 K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, SPLITS: tl.constexpr,
+                 ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """Part of the gradient of h_{t-1}: along the chain, and through its key where it was kept.
+
+    The inner dimension of both products together is cut into SPLITS even pieces, so that there are enough tiles; who
+    reads `partial` adds them up.
+    """
+    row_tiles, unit_tiles = tl.cdiv(batch, ROWS), tl.cdiv(N, UNITS)
+    chain_blocks = tl.where(chained, tl.cdiv(GATES * N, BLOCK), 0)
+    blocks = chain_blocks
+    if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
+        blocks += tl.where(kept, tl.cdiv(D, BLOCK), 0)
+    for tile in range(pid, row_tiles * unit_tiles * SPLITS, programs):
+        split, place = tile % SPLITS, tile // SPLITS
+        row = place % row_tiles * ROWS + tl.arange(0, ROWS)
+        unit = place // row_tiles * UNITS + tl.arange(0, UNITS)
+        first, last = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
+        sums = tl.zeros((ROWS, UNITS), real)
+        left = dhidden + (wide(t * batch) + row) * (GATES * N)
+        sums = product(sums, left, w_hh_t + unit * (GATES * N), row < batch, unit < N, first * BLOCK,
+                       tl.minimum(last, chain_blocks) * BLOCK, GATES * N, BLOCK, STAGES, PRECISION)  # fmt: skip
+        if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
+            if last > chain_blocks:
+                if MIXED:
+                    left_key = dkeys_left + row * D
+                else:
+                    left_key = dkeys + (wide(row) * slots + slot) * D
+                sums = product(sums, left_key, w_memory_t + unit * D, row < batch, unit < N,
+                               tl.maximum(first - chain_blocks, 0) * BLOCK, (last - chain_blocks) * BLOCK, D, BLOCK,
+                               STAGES, PRECISION)  # fmt: skip
+        inside = (row < batch)[:, None] & (unit < N)[None, :]
+        tl.store(partial + split * batch * N + row[:, None] * N + unit[None, :], sums, mask=inside)
+
+
+@triton.jit
+def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER: tl.constexpr,
+               D: tl.constexpr):  # fmt: skip
+    """What `_key_backward` needs, fetched ahead."""
+    inside = column < D
+    both = valid[:, None] & inside[None, :]
+    gathered = (wide(row) * slots + slot)[:, None] * D + column[None, :]
+    own = tl.load(keys + gathered, mask=both, other=0.0)
+    dkey = tl.load(dkeys + gathered, mask=both, other=0.0)
+    q = tl.load(query + at_row * D + column, mask=inside, other=0.0)
+    if SCORER == "mlp":
+        factor = tl.load(v + column, mask=inside, other=0.0)
+        dv_old = tl.load(dv + row * D + column, mask=inside, other=0.0)
+        return own, dkey, q, factor, dv_old
+    else:
+        return own, dkey, q, q, q
+
+
+@triton.jit
+def _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv,
+                  real: tl.constexpr, MATH: tl.constexpr, SCORER: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr,
+                  MIXED: tl.constexpr):  # fmt: skip
+    """The gradients of keys and query from those of the selected scores."""
+    own, dkey, q, factor, dv_old = saved
+    inside = column < D
+    own = own.to(real)
+    if SCORER == "dot":
+        dq = SCALE * tl.sum(da[:, None] * own, 0)
+        dkey += da[:, None] * q[None, :]
+    else:
+        bounded = tanh(own + q[None, :], MATH)
+        slope = da[:, None] * factor.to(real)[None, :] * (1 - bounded * bounded)
+        dq = tl.sum(slope, 0)
+        dkey += slope
+        tl.store(dv + row * D + column, dv_old + tl.sum(da[:, None] * bounded, 0), mask=inside)
+    gathered = (wide(row) * slots + slot)[:, None] * D + column[None, :]
+    tl.store(dkeys + gathered, dkey, mask=valid[:, None] & inside[None, :])
+    tl.store(dquery + at_row * D + column, dq, mask=inside)
+    if MIXED:
+        tl.store(dquery_left + row * D + column, dq, mask=inside)
+
+
+@triton.jit
+def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, seen, first_slots, slots, k_att, cut,
+                         store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
+                         w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights,
+                         dv, dh_hat, ds_joined, dquery_left, partial, carry, new_carry, real: tl.constexpr,
+                         MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr,
+                         INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr,
+                         K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
+                         PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
+                         SPLITS: tl.constexpr):  # fmt: skip
+    """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
+    and of its query in one tile.
+
+    The gradients of the weights need the whole row, so that the tiles of a row all compute them: none waits for
+    another. What is summed up, each tile writes for its slice alone, and nothing that another reads.
+    For the affine scorers, whose query's part is no product, the cell's backward is done here as well.
+    """
+    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
+    place = tl.arange(0, PLACES)
+    piece = tl.arange(0, PIECE)
+    for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
+        row, part = tile % batch, tile // batch
+        at_row = wide(t * batch + row)
+        slot = tl.load(selected + at_row * K_TOP + place, mask=place < K_TOP, other=-1)
+        valid = slot >= 0  # none in a row that has ended
+        slot = tl.maximum(slot, 0)
+        weight = tl.load(weights + at_row * K_TOP + place, mask=valid, other=0.0)
+        if dweights is not None:
+            da = tl.load(dweights + at_row * K_TOP + place, mask=valid, other=0.0)
+        else:
+            da = tl.zeros((PLACES,), real)
+        if not AFFINE and KEY_PIECE >= KEY_SLICE:
+            column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
+            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER, D)
+        memory = (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
+        for first in range(0, N, PIECE):
+            unit = first + piece
+            inside = unit < N
+            mine = inside & (unit // SLICE == part)
+            gathered = memory[:, None] + unit[None, :]
+            states = tl.load(store + gathered, mask=valid[:, None] & inside[None, :], other=0.0)
+            dstates = tl.load(dstore + gathered, mask=valid[:, None] & mine[None, :], other=0.0)
+            if INCORPORATE == "concat":
+                ds = tl.load(ds_joined + row * N + unit, mask=inside, other=0.0)
+            else:
+                dh = _arriving(t, row, unit, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
+                               carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N,
+                               SPLITS, K_TOP)  # fmt: skip
+                tl.store(dh_hat + row * N + unit, dh, mask=mine)
+                ds = dh
+                if INCORPORATE == "add_bounded":
+                    bounded = tanh(tl.load(summary + at_row * N + unit, mask=inside, other=0.0), MATH)
+                    ds = dh * (1 - bounded * bounded)
+                if dsummary is not None:
+                    ds += tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
+            tl.store(dstore + gathered, dstates + weight[:, None] * ds[None, :], mask=valid[:, None] & mine[None, :])
+            da += tl.sum(states * ds[None, :], 1)
+        norm = 1.0
+        if WEIGHTING == "relu_norm":
+            norm = tl.load(norms + at_row)
+        da = tl.where(valid, weigh_backward(da, weight, tl.minimum(K_TOP, used), norm, WEIGHTING, PLACES), 0.0)
+        if AFFINE:
+            total = tl.sum(da)
+            if part == 0:
+                key_at = dkeys + wide(row) * slots + slot
+                tl.store(dquery + at_row, total)
+                tl.store(key_at, tl.load(key_at, mask=valid, other=0.0) + da, mask=valid)
+            tl.debug_barrier()  # dh_hat was written by other threads perhaps
+            for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
+                unit = first + piece
+                inside = (unit < N) & (unit // SLICE == part)
+                slope = tl.load(w_query + unit, mask=inside, other=0.0).to(real)
+                if SCORER == "affine_tanh":
+                    bounded = tanh(tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0), MATH)
+                    slope = slope * (1 - bounded * bounded)
+                dhat = tl.load(dh_hat + row * N + unit, mask=inside, other=0.0) + total * slope
+                saved = _cell_saved(t, row, unit, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
+                                    hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
+                _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, new_carry,
+                               real, MATH, CELL, N, GATES)  # fmt: skip
+        elif KEY_PIECE >= KEY_SLICE:
+            _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
+                          MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
+        else:
+            for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
+                column = first + tl.arange(0, KEY_PIECE)
+                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER, D)
+                _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
+                              MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
+
+
+@triton.jit
+def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, slots, cut, first_slots, store, c,
+                         gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
+                         dquery_left, dkeys, dh_hat, partial, carry, new_carry, real: tl.constexpr, MATH: tl.constexpr,
+                         CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                         GATES: tl.constexpr, K_TOP: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+                         COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                         PRECISION: tl.constexpr):  # fmt: skip
+    """The cell's backward, after the query's product where there was a read."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
+        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+        unit = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        rows, units = row[:, None], unit[None, :]
+        inside = (rows < batch) & (units < N)
+        saved = _cell_saved(t, rows, units, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
+                            hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
+        if used > 0:
+            dhat = tl.load(dh_hat + rows * N + units, mask=inside, other=0.0)
+            if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
+                sums = small_product(dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, real, D, ROWS,
+                                     COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                dhat += apart(sums)
+        else:
+            dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
+                             carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS,
+                             K_TOP)  # fmt: skip
+        _cell_backward(t, rows, units, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, new_carry, real,
+                       MATH, CELL, N, GATES)  # fmt: skip
+
+
+@triton.jit
+def _concat_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, slots, first_slots, store, dstore,
+                           partial, carry, dkeys, lengths, w_memory, dincorporated, dh_left, real: tl.constexpr,
+                           MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr,
+                           SPLITS: tl.constexpr, K_TOP: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
+                           COLUMNS: tl.constexpr):  # fmt: skip
+    """The gradient of h_t, as the left factor of `_concat_backward_phase`."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
+        rows = (tile % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
+        units = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        inside = (rows < batch) & (units < N)
+        dh = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
+                       carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS,
+                       K_TOP)  # fmt: skip
+        tl.store(dincorporated + wide(t * batch) * N + rows * N + units, dh, mask=inside)
+        if MIXED:
+            tl.store(dh_left + rows * N + units, dh, mask=inside)
+
+
+@triton.jit
+def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, ds_joined,
+                           real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
+                           COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                           PRECISION: tl.constexpr):  # fmt: skip
+    """W_c^T dh: the gradients of ĥ_t and of the summary."""
+    row_tiles, unit_tiles = tl.cdiv(batch, ROWS), tl.cdiv(N, COLUMNS)
+    for tile in range(pid, row_tiles * unit_tiles * 2, programs):
+        half, place = tile % 2, tile // 2
+        row = place % row_tiles * ROWS + tl.arange(0, ROWS)
+        unit = place // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row < batch)[:, None] & (unit < N)[None, :]
+        at = row[:, None] * N + unit[None, :]
+        sums = small_product(dh_left + row * N, w_incorporate_t + (half * N + unit) * N, row < batch, unit < N, real, N,
+                             ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        sums = apart(sums)
+        if dsummary is not None:
+            sums += tl.load(dsummary + wide(t * batch) * N + at, mask=also(inside, half == 1), other=0.0)
+        tl.store(dh_hat + at, sums, mask=also(inside, half == 0))
+        tl.store(ds_joined + at, sums, mask=also(inside, half == 1))
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
+def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths, w_hh_t,
+                    w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates, dhidden,
+                    dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left,
+                    dkeys_left, partial, carry, counter, steps, batch, seen, first_slots, slots, k_att, k_trunc,
+                    CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
+                    N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                    SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
+                    UNITS: tl.constexpr, SPLITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                    PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
+                    BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    real: tl.constexpr = store.dtype.element_ty
+    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    goal = programs
+    # Whether `partial` holds anything of the step's gradient, and whether the chain is part of that.
+    carried = steps < 0
+    chained = keeps(steps - 1, seen, k_att, K_TOP)
+    if K_TOP > 0 and not AFFINE:
+        if chained:
+            if MIXED:
+                _round_phase(slots - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
+                goal = meet(counter, goal, programs)
+            _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden, dkeys,
+                         dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS,
+                         UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            goal = meet(counter, goal, programs)
+    for back in range(steps):
+        t = steps - 1 - back
+        used = slots_at(t, seen, first_slots, k_att, K_TOP)
+        kept = keeps(t, seen, k_att, K_TOP)
+        cut = cut_before(t, seen, k_trunc)
+        from_keys = kept
+        if AFFINE:
+            from_keys = carried
+        there = carried | from_keys
+        old_carry, new_carry = carry, carry
+        if CELL == "gru":
+            # In turn, since slices of a row read all of it while others write.
+            old_carry, new_carry = carry + (t + 1) % 2 * batch * N, carry + t % 2 * batch * N
+        if K_TOP > 0:
+            if used > 0:
+                if INCORPORATE == "concat":
+                    dh = dincorporated + wide(t * batch) * N
+                    if MIXED:
+                        dh = dh_left
+                    _concat_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots,
+                                           store, dstore, partial, old_carry, dkeys, lengths, w_memory, dincorporated,
+                                           dh_left, real, MATH, CELL, SCORER, N, SPLITS, K_TOP, MIXED, QUERY_ROWS,
+                                           COLUMNS)  # fmt: skip
+                    goal = meet(counter, goal, programs)
+                    _concat_backward_phase(t, batch, pid, programs, dh, w_incorporate_t, dh_hat, dsummary, ds_joined,
+                                           real, MATH, N, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                    goal = meet(counter, goal, programs)
+                _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
+                                     k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
+                                     norms, summary, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
+                                     dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial,
+                                     old_carry, new_carry, real, MATH, CELL, SCORER, WEIGHTING, INCORPORATE, N, D,
+                                     GATES, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE, KEY_SLICE,
+                                     SPLITS)  # fmt: skip
+                goal = meet(counter, goal, programs)
+        if MIXED or K_TOP == 0 or AFFINE:
+            dq_left = dquery_left
+        else:
+            dq_left = dquery + wide(t * batch) * D
+        if AFFINE:
+            alone = used == 0
+        else:
+            alone = used >= 0
+        kept_before = keeps(t - 1, seen, k_att, K_TOP) & (t > 0)
+        if AFFINE:
+            kept_before = t < 0
+        if alone:
+            if MIXED and K_TOP > 0 and not AFFINE:
+                if kept_before:
+                    _round_phase(used - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
+            _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c,
+                                 gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
+                                 dq_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL, SCORER, N, D,
+                                 GATES, K_TOP, SPLITS, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            goal = meet(counter, goal, programs)
+        carried = cut == 0
+        if carried | kept_before:
+            _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dkeys,
+                         dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS,
+                         UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            goal = meet(counter, goal, programs)
+    # The gradient of the state that came in.
+    row_tiles = tl.cdiv(batch, QUERY_ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
+        rows = (tile % row_tiles * QUERY_ROWS + tl.arange(0, QUERY_ROWS))[:, None]
+        units = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        inside = (rows < batch) & (units < N)
+        at = rows * N + units
+        dh_at = dstore + wide(first_slots * batch) * N + at
+        dh = tl.load(dh_at, mask=inside, other=0.0)
+        for split in tl.static_range(SPLITS):
+            dh += tl.load(partial + split * batch * N + at, mask=also(inside, carried), other=0.0)
+        if CELL == "gru":
+            dh += tl.load(carry + at, mask=also(inside, carried), other=0.0)
+        tl.store(dh_at, dh, mask=inside)

@@ -1,0 +1,354 @@
+# type: ignore
+# ruff: noqa: SIM102, SIM108 (branches on compile-time values stay apart from those on run-time ones)
+"""The forward loop over time for large hidden sizes."""
+
+import triton
+import triton.language as tl
+
+from sab.ops.triton.large_parts import (
+    NOWHERE,
+    also,
+    apart,
+    keeps,
+    linear,
+    meet,
+    merge,
+    microstate,
+    product,
+    slots_at,
+    small_product,
+    top,
+    weigh,
+    wide,
+)
+from sab.ops.triton.parts import sigmoid, tanh
+
+
+@triton.jit
+def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in, h_out, c, gates, hidden_new, h_hat,
+                lengths, w_hh, b_hh, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr,
+                GATES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
+                STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The recurrent product and the cell, all gates of a few units in one tile; without a read also h_t."""
+    # A power of two, so that a tile's columns, unit by unit, come apart by halving.
+    WIDE: tl.constexpr = 4 if GATES > 1 else 1
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(N, UNITS), programs):
+        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+        unit = tile // row_tiles * UNITS + tl.arange(0, UNITS)
+        column = tl.arange(0, UNITS * WIDE)
+        column_unit, column_gate = tile // row_tiles * UNITS + column // WIDE, column % WIDE
+        inside = (row < batch)[:, None] & (unit < N)[None, :]
+        at = row[:, None] * N + unit[None, :]
+        gate_at = gates + wide(t * batch) * (GATES * N) + row[:, None] * (GATES * N) + unit[None, :]
+        # What does not wait for the product is fetched first, and not touched before the product is done.
+        first = tl.load(gate_at, mask=inside, other=0.0)
+        if GATES > 1:
+            second = tl.load(gate_at + N, mask=inside, other=0.0)
+            third = tl.load(gate_at + 2 * N, mask=inside, other=0.0)
+        if CELL == "lstm":
+            fourth = tl.load(gate_at + 3 * N, mask=inside, other=0.0)
+            c_old = tl.load(c + wide(t * batch) * N + at, mask=inside, other=0.0)
+        if CELL == "gru":
+            h_old = tl.load(h_in + at, mask=inside, other=0.0)
+        alive = inside
+        if lengths is not None:
+            alive = inside & (t < tl.load(lengths + row, mask=row < batch, other=0))[:, None]
+        weight_rows = w_hh + (column_gate * N + column_unit) * N
+        sums = tl.zeros((ROWS, UNITS * WIDE), real)
+        sums = product(sums, h_left + row * N, weight_rows, row < batch, (column_unit < N) & (column_gate < GATES), 0,
+                       N, N, BLOCK, STAGES, PRECISION)  # fmt: skip
+        if GATES > 1:
+            even, odd = tl.split(tl.reshape(sums, (ROWS, UNITS, 2, 2)))
+            even_0, even_1 = tl.split(even)
+            odd_0, odd_1 = tl.split(odd)
+            first = first.to(real) + even_0
+            second = second.to(real) + odd_0
+        if CELL == "lstm":
+            i, f = sigmoid(first, MATH), sigmoid(second, MATH)
+            g, o = tanh(third.to(real) + even_1, MATH), sigmoid(fourth.to(real) + odd_1, MATH)
+            c_new = tl.where(alive, f * c_old + i * g, 0.0)
+            new = o * tanh(c_new, MATH)
+            tl.store(gate_at, tl.where(alive, i, 0.0), mask=inside)
+            tl.store(gate_at + N, tl.where(alive, f, 0.0), mask=inside)
+            tl.store(gate_at + 2 * N, tl.where(alive, g, 0.0), mask=inside)
+            tl.store(gate_at + 3 * N, tl.where(alive, o, 0.0), mask=inside)
+            tl.store(c + wide((t + 1) * batch) * N + at, c_new, mask=inside)
+        elif CELL == "gru":
+            inner = even_1
+            if b_hh is not None:
+                bias = b_hh + unit[None, :]
+                first += tl.load(bias, mask=(unit < N)[None, :], other=0.0).to(real)
+                second += tl.load(bias + N, mask=(unit < N)[None, :], other=0.0).to(real)
+                inner += tl.load(bias + 2 * N, mask=(unit < N)[None, :], other=0.0).to(real)
+            r, z = sigmoid(first, MATH), sigmoid(second, MATH)
+            fresh = tanh(third.to(real) + r * inner, MATH)
+            new = fresh + z * (h_old - fresh)
+            tl.store(gate_at, tl.where(alive, r, 0.0), mask=inside)
+            tl.store(gate_at + N, tl.where(alive, z, 0.0), mask=inside)
+            tl.store(gate_at + 2 * N, tl.where(alive, fresh, 0.0), mask=inside)
+            tl.store(hidden_new + wide(t * batch) * N + at, tl.where(alive, inner, 0.0), mask=inside)
+        else:
+            new = first.to(real) + sums
+            if CELL == "rnn_tanh":
+                new = tanh(new, MATH)
+            else:
+                new = tl.maximum(new, 0.0)
+            tl.store(gate_at, tl.where(alive, new, 0.0), mask=inside)
+        new = tl.where(alive, new, 0.0)
+        tl.store(h_hat + wide(t * batch) * N + at, new, mask=inside)
+        tl.store(h_out + at, new, mask=also(inside, reads == 0))
+        if MIXED:
+            tl.store(h_hat_left + at, new, mask=inside)
+            tl.store(h_next + at, new, mask=also(inside, reads == 0))
+
+
+@triton.jit
+def _key_phase(slot, batch, pid, programs, slots, h_left, keys, w_memory, real: tl.constexpr, MATH: tl.constexpr,
+               N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+               STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Keys of a slot, W_m h."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+        column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        key = small_product(h_left + row * N, w_memory + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
+                            BLOCK, STAGES, PRECISION)  # fmt: skip
+        inside = (row < batch)[:, None] & (column < D)[None, :]
+        tl.store(keys + (wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
+
+
+@triton.jit
+def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexpr, w_memory, scorer_bias,
+                real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
+                BOUNDED: tl.constexpr):  # fmt: skip
+    """The key of the state kept after step t, rounded as it is stored."""
+    key = linear(h + row * N, w_memory, real, MATH, N, WIDTH, BOUNDED)
+    if scorer_bias is not None:
+        number = (seen + t + 1) // k_att - 1
+        key += tl.load(scorer_bias + number, mask=number < bias_size, other=0.0).to(real)
+    return key.to(keys_type)
+
+
+@triton.jit
+def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, partial, w_query, scorer_bias, v,
+                 real: tl.constexpr, MATH: tl.constexpr, SCORER: tl.constexpr, SCALE: tl.constexpr, N: tl.constexpr,
+                 D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+                 STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot]."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+        column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row < batch)[:, None] & (column < D)[None, :]
+        slot = tl.arange(0, SLOTS)
+        key_at = keys + ((wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
+        there = (row < batch)[:, None] & (slot < used)[None, :]
+        key = tl.load(key_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
+        own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
+                            BLOCK, STAGES, PRECISION)  # fmt: skip
+        if SCORER == "mlp":
+            own += tl.load(scorer_bias + column, mask=column < D, other=0.0).to(real)[None, :]
+            factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
+        else:
+            own *= SCALE
+        tl.store(query + (wide(t * batch) + row)[:, None] * D + column[None, :], own, mask=inside)
+        score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
+        for first in range(0, used, SLOTS):
+            if SCORER == "mlp":
+                terms = tanh(key.to(real) + own[:, None, :], MATH) * factor[None, None, :]
+            else:
+                terms = key.to(real) * own[:, None, :]
+            there = (row < batch)[:, None] & (first + slot < used)[None, :]
+            tl.store(score_at + first, tl.sum(terms, 2), mask=there)
+            behind = first + SLOTS
+            there = (row < batch)[:, None] & (behind + slot < used)[None, :]
+            key = tl.load(key_at + behind * D, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
+
+
+@triton.jit
+def _scores(row, slot, batch, used, slots, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+            CANDIDATES: tl.constexpr):  # fmt: skip
+    """The sums of `partial`; where there is no slot, less than any score."""
+    block = tl.arange(0, 64)
+    score = tl.zeros((CANDIDATES,), real)
+    for first in range(0, tl.cdiv(D, COLUMNS), 64):
+        at = partial + (wide((first + block) * batch) + row)[:, None] * slots + slot[None, :]
+        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (slot < used)[None, :]
+        score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
+    return tl.where(slot < used, score, float("-inf"))
+
+
+@triton.jit
+def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old, h_out,
+                h_next, store, h_hat, keys, partial, best_key, best_slot, weights, selected, norms, summary,
+                summary_left, lengths, w_memory, w_query, scorer_bias, real: tl.constexpr, MATH: tl.constexpr,
+                SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr, N: tl.constexpr,
+                D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr,
+                PIECE: tl.constexpr, COLUMNS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
+    """Selects, weighs and sums up, and but for `concat` makes h_t: a slice of a row's units in one tile."""
+    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
+    place = tl.arange(0, PLACES)
+    for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
+        row, part = tile % batch, tile // batch
+        at_row = wide(t * batch + row)
+        alive = True
+        if lengths is not None:
+            alive = t < tl.load(lengths + row)
+        if AFFINE:
+            # Each slice has the row's best to itself, so that they need not wait for each other.
+            held = tile * PLACES + place
+            best, slot = tl.load(best_key + held), tl.load(best_slot + held)
+            if keeping:
+                key = _affine_key(t - 1, row, batch, seen, k_att, bias_size, h_old, keys.dtype.element_ty, w_memory,
+                                  scorer_bias, real, MATH, N, 1024, SCORER == "affine_tanh")  # fmt: skip
+                tl.store(keys + wide(row) * slots + used - 1, key, mask=part == 0)
+                candidate = tl.where(place == 0, key.to(real), float("-inf"))
+                best, slot = merge(
+                    best, slot, candidate, tl.where(place == 0, used - 1, place + (NOWHERE + PLACES)), PLACES
+                )
+                tl.store(best_key + held, best)
+                tl.store(best_slot + held, slot)
+            score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, SCORER == "affine_tanh")
+        else:
+            candidate = tl.arange(0, CANDIDATES)
+            found = _scores(row, candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+            score, slot = top(found, candidate, PLACES)
+            for first in range(CANDIDATES, used, CANDIDATES):
+                found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+                score, slot = merge(score, slot, found, first + candidate, PLACES)
+        k = tl.minimum(K_TOP, used)
+        weight, norm = weigh(score, k, WEIGHTING, PLACES)
+        valid = also(place < k, alive)
+        weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, 0)
+        if part == 0:
+            tl.store(weights + at_row * K_TOP + place, weight, mask=valid)
+            tl.store(selected + at_row * K_TOP + place, slot, mask=valid)
+            if WEIGHTING == "relu_norm":
+                tl.store(norms + at_row, norm)
+        memory = store + (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
+        for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
+            unit = first + tl.arange(0, PIECE)
+            inside = unit < N
+            states = tl.load(memory[:, None] + unit[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
+            provisional = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
+            s = tl.sum(weight[:, None] * states, 0)
+            tl.store(summary + at_row * N + unit, s, mask=also(inside, alive))
+            if INCORPORATE == "concat":
+                if MIXED:
+                    tl.store(summary_left + row * N + unit, s, mask=inside)
+            else:
+                new = provisional + (tanh(s, MATH) if INCORPORATE == "add_bounded" else s)
+                tl.store(h_out + row * N + unit, new, mask=inside)
+                if MIXED:
+                    tl.store(h_next + row * N + unit, new, mask=inside)
+
+
+@triton.jit
+def _concat_phase(t, batch, pid, programs, h_hat_left, summary_left, h_out, h_next, lengths, w_incorporate,
+                  b_incorporate, real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, MIXED: tl.constexpr,
+                  ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                  PRECISION: tl.constexpr):  # fmt: skip
+    """h_t = W_c [ĥ; s] + b_c."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
+        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+        unit = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row < batch)[:, None] & (unit < N)[None, :]
+        alive = inside
+        if lengths is not None:
+            alive = inside & (t < tl.load(lengths + row, mask=row < batch, other=0))[:, None]
+        bias = tl.load(b_incorporate + unit, mask=unit < N, other=0.0).to(real)
+        right = w_incorporate + unit * (2 * N)
+        new = small_product(h_hat_left + row * N, right, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK, STAGES,
+                            PRECISION)  # fmt: skip
+        new += small_product(summary_left + row * N, right + N, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK,
+                             STAGES, PRECISION)  # fmt: skip
+        new = tl.where(alive, apart(new) + bias[None, :], 0.0)
+        at = row[:, None] * N + unit[None, :]
+        tl.store(h_out + at, new, mask=inside)
+        if MIXED:
+            tl.store(h_next + at, new, mask=inside)
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
+def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths, w_hh,
+                   b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate, h_left, h_hat_left,
+                   summary_left, partial, best_key, best_slot, counter, steps, batch, seen, first_slots, slots, k_att,
+                   bias_size, CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr,
+                   INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr,
+                   K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
+                   MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr,
+                   COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr, PIECE: tl.constexpr,
+                   CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
+    real: tl.constexpr = store.dtype.element_ty
+    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    goal = programs
+    if AFFINE and K_TOP > 0:
+        for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
+            place = tl.arange(0, PLACES)
+            best, slot = tl.full((PLACES,), float("-inf"), real), place + NOWHERE
+            for first in range(0, first_slots, CANDIDATES):
+                candidate = first + tl.arange(0, CANDIDATES)
+                key = tl.load(keys + wide(tile % batch) * slots + candidate, mask=candidate < first_slots,
+                              other=float("-inf"))  # fmt: skip
+                best, slot = merge(best, slot, key.to(real), candidate, PLACES)
+            tl.store(best_key + tile * PLACES + place, best)
+            tl.store(best_slot + tile * PLACES + place, slot)
+    for t in range(steps):
+        used = slots_at(t, seen, first_slots, k_att, K_TOP)
+        keeping = keeps(t - 1, seen, k_att, K_TOP) & (t > 0)
+        h_old = store + wide((first_slots + t) * batch) * N
+        h_new = h_old + batch * N
+        if MIXED:
+            # Two copies in turn: without a read h_t is written while others still read h_{t-1}.
+            left, next_left, hat_left = h_left + t % 2 * batch * N, h_left + (t + 1) % 2 * batch * N, h_hat_left
+        else:
+            left, next_left, hat_left = h_old, h_new, h_hat + wide(t * batch) * N
+        _cell_phase(t, batch, pid, programs, used, left, next_left, hat_left, h_old, h_new, c, gates, hidden_new, h_hat,
+                    lengths, w_hh, b_hh, real, MATH, CELL, N, GATES, MIXED, ROWS, UNITS, BLOCK, STAGES,
+                    PRECISION)  # fmt: skip
+        if not AFFINE and K_TOP > 0:
+            if keeping:
+                _key_phase(used - 1, batch, pid, programs, slots, left, keys, w_memory, real, MATH, N, D, QUERY_ROWS,
+                           COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        goal = meet(counter, goal, programs)
+        if K_TOP > 0:
+            if used > 0:
+                if not AFFINE:
+                    _query_phase(t, batch, pid, programs, used, slots, hat_left, query, keys, partial, w_query,
+                                 scorer_bias, v, real, MATH, SCORER, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS, BLOCK,
+                                 STAGES, PRECISION)  # fmt: skip
+                    goal = meet(counter, goal, programs)
+                _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old,
+                            h_new, next_left, store, h_hat, keys, partial, best_key, best_slot, weights, selected,
+                            norms, summary, summary_left, lengths, w_memory, w_query, scorer_bias, real, MATH, SCORER,
+                            WEIGHTING, INCORPORATE, N, D, K_TOP, PLACES, MIXED, SLICE, PIECE, COLUMNS,
+                            CANDIDATES)  # fmt: skip
+                goal = meet(counter, goal, programs)
+                if INCORPORATE == "concat":
+                    if MIXED:
+                        s_left = summary_left
+                    else:
+                        s_left = summary + wide(t * batch) * N
+                    _concat_phase(t, batch, pid, programs, hat_left, s_left, h_new, next_left, lengths, w_incorporate,
+                                  b_incorporate, real, MATH, N, MIXED, QUERY_ROWS, COLUMNS, BLOCK, STAGES,
+                                  PRECISION)  # fmt: skip
+                    goal = meet(counter, goal, programs)
+    if K_TOP > 0:
+        if keeps(steps - 1, seen, k_att, K_TOP):
+            h_end = store + wide((first_slots + steps) * batch) * N
+            slot = slots_at(steps - 1, seen, first_slots, k_att, K_TOP)
+            if AFFINE:
+                for row in range(pid, batch, programs):
+                    key = _affine_key(steps - 1, row, batch, seen, k_att, bias_size, h_end, keys.dtype.element_ty,
+                                      w_memory, scorer_bias, real, MATH, N, 1024, SCORER == "affine_tanh")  # fmt: skip
+                    tl.store(keys + wide(row) * slots + slot, key)
+            else:
+                left = h_end
+                if MIXED:
+                    left = h_left + steps % 2 * batch * N
+                _key_phase(slot, batch, pid, programs, slots, left, keys, w_memory, real, MATH, N, D, QUERY_ROWS,
+                           COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip

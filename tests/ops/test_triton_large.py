@@ -1,0 +1,168 @@
+"""The Triton kernels for large hidden sizes, in Triton's interpreter, against the compiled CPU loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sab.config import SABConfig
+from sab.ops import cpu, native
+from sab.ops.operation import Plan, Weights
+
+pytest.importorskip("triton")
+from sab.ops.triton import large
+
+pytestmark = [
+    pytest.mark.skipif(not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"),
+    pytest.mark.skipif(native.unavailable() is not None, reason="there is no CPU engine to compare with"),
+    # Sigmoids of large negative numbers: exp overflows to infinity, whose inverse is 0.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+]
+
+LSTM_MLP: dict[str, Any] = {"cell": "lstm", "scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
+
+
+def buffers_of(
+    plan: Plan, lengths: Tensor | None, scale: float = 1.0
+) -> tuple[Weights, dict[str, Any], dict[str, Any]]:
+    """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
+    config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size
+    first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, large.GATES[plan.cell] * plan.n
+    is_mlp, is_concat = config.scorer == "mlp", config.k_top > 0 and config.incorporate == "concat"
+    nan = float("nan")
+
+    def new(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    def filled(value: float, *shape: int) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float64)
+
+    side = (n,) if plan.is_affine else (d, n)
+    has_memory = config.k_top > 0
+    weights = Weights(
+        new(gates, n) / n**0.5,
+        new(gates) if plan.cell == "gru" else None,
+        new(*side) / n**0.5 if has_memory else None,
+        new(*side) / n**0.5 if has_memory else None,
+        (new(2) if plan.is_affine else new(d)) if has_memory and config.scorer != "dot" else None,
+        new(d) if has_memory and is_mlp else None,
+        new(n, 2 * n) / n**0.5 if is_concat else None,
+        new(n) if is_concat else None,
+    )
+    alive = torch.ones(steps, batch, 1) if lengths is None else (torch.arange(steps)[:, None] < lengths).unsqueeze(-1)
+    store, cells, keys = (
+        filled(nan, first + 1 + steps, batch, n),
+        filled(nan, steps + 1, batch, n),
+        filled(nan, batch, plan.slots, d),
+    )
+    store[: first + 1], cells[0], keys[:, :first] = new(first + 1, batch, n), new(batch, n), new(batch, first, d)
+    buffers: dict[str, Any] = {
+        "store": store,
+        "c": cells if plan.cell == "lstm" else cells[:0],
+        "gates": new(steps, batch, gates) * scale,
+        "hidden_new": filled(nan, steps if plan.cell == "gru" else 0, batch, n),
+        "h_hat": filled(nan, steps, batch, n),
+        "query": filled(nan, steps, batch, 0 if plan.is_affine else d),
+        "keys": keys,
+        "weights": filled(0, steps, batch, config.k_top),
+        "selected": torch.full((steps, batch, config.k_top), -1, dtype=torch.int32),
+        "norms": filled(nan, steps, batch),
+        "summary": filled(0, steps, batch, n),
+        "lengths": lengths,
+    }
+    dstore, dkeys = filled(0, *store.shape), filled(0, *keys.shape)
+    dstore[first + 1 :], dkeys[:, first:] = new(steps, batch, n) * alive, new(batch, kept, d)
+    if lengths is not None:
+        dkeys[:, first:] *= (plan.first_kept + torch.arange(kept) * config.k_att < lengths[:, None]).unsqueeze(-1)
+    dgates = filled(nan, steps, batch, gates)
+    work: dict[str, Any] = {
+        "dstore": dstore,
+        "dc": filled(0, batch, n),
+        "dcells": new(steps, batch, n) * alive if plan.cell == "lstm" else None,
+        "dgates": dgates,
+        "dhidden": dgates.clone() if plan.cell == "gru" else dgates,
+        "dquery": filled(0, steps, batch, d),
+        "dkeys": dkeys,
+        "dsummary": new(steps, batch, n) * alive,
+        "dweights": new(steps, batch, config.k_top) * alive,
+        "dincorporated": filled(0, steps, batch, n) if is_concat else None,
+        "dv": filled(0, batch, d) if has_memory and is_mlp else None,
+    }
+    return weights, buffers, work
+
+
+def plan_of(cell: str, n: int, d: int, batch: int, steps: int, first: int, seen: int, config: SABConfig) -> Plan:
+    kept = (seen + steps) // config.k_att - seen // config.k_att if config.k_top > 0 else 0
+    first = first if config.k_top > 0 else 0
+    key_size = 1 if config.scorer in ("affine", "affine_tanh") else d
+    return Plan(cell, config, seen, steps, batch, n, key_size, first, first + kept)
+
+
+def copied(tensors: dict[str, Any]) -> dict[str, Any]:
+    own = {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
+    if "dhidden" in tensors and tensors["dhidden"] is tensors["dgates"]:
+        own["dhidden"] = own["dgates"]
+    return own
+
+
+def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
+    weights, buffers, work = buffers_of(plan, lengths, scale)
+    own_buffers, own_work = copied(buffers), copied(work)
+    cpu.forward(plan, weights, buffers)
+    cpu.backward(plan, weights, buffers, work)
+    large.forward(plan, weights, own_buffers)
+    large.backward(plan, weights, own_buffers, own_work)
+    unread = {"lengths", "dsummary", "dweights"} | ({"norms"} if plan.config.weighting != "relu_norm" else set())
+    for name, tensor in {**buffers, **work}.items():
+        if tensor is None or name in unread:
+            continue
+        own = {**own_buffers, **own_work}[name]
+        if name in ("query", "norms"):  # what a step without a read leaves there nobody looks at
+            reads = torch.tensor([plan.slots_at(t) > 0 for t in range(plan.steps)])
+            reads = reads[:, None] & (
+                torch.ones(1, plan.batch, dtype=torch.bool)
+                if lengths is None
+                else torch.arange(plan.steps)[:, None] < lengths
+            )
+            tensor, own = tensor[reads], own[reads]
+        torch.testing.assert_close(own, tensor, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    "cell, scorer, weighting, incorporate, n, d, batch, k_top, k_att, k_trunc, first, seen, ends".split(", "),
+    [
+        ("lstm", "mlp", "softmax", "add", 33, 17, 3, 2, 1, 2, 0, 0, True),
+        ("lstm", "dot", "relu", "add_bounded", 17, 40, 1, 3, 2, None, 3, 7, False),
+        ("lstm", "affine_tanh", "softmax_sink", "concat", 20, 1, 2, 5, 1, 3, 2, 4, True),
+        ("gru", "affine", "relu_norm", "add", 40, 1, 2, 3, 1, 3, 0, 1, False),
+        ("gru", "mlp", "relu_norm", "concat", 7, 5, 3, 3, 2, None, 3, 0, True),
+        ("gru", "dot", "softmax_sink", "add", 19, 9, 1, 1, 1, 1, 1, 0, False),
+        ("rnn_tanh", "mlp", "relu", "add_bounded", 35, 33, 2, 4, 1, 2, 0, 6, False),
+        ("rnn_tanh", "affine", "softmax", "concat", 18, 1, 3, 2, 2, 5, 70, 3, True),
+        ("rnn_relu", "dot", "relu_norm", "add", 16, 16, 2, 3, 1, 2, 2, 2, True),
+        ("rnn_relu", "affine_tanh", "relu", "add_bounded", 33, 1, 1, 2, 1, None, 1, 0, False),
+        ("lstm", "mlp", "softmax", "add", 21, 5, 2, 0, 1, 2, 0, 4, True),
+    ],
+)  # fmt: skip
+def test_all_that_the_loops_fill(
+    cell: str, scorer: str, weighting: str, incorporate: str, n: int, d: int, batch: int, k_top: int, k_att: int,
+    k_trunc: int | None, first: int, seen: int, ends: bool,
+) -> None:  # fmt: skip
+    config = SABConfig(k_top, k_att, k_trunc, scorer, weighting, incorporate=incorporate)
+    lengths = torch.randint(1, 6, (batch,)) if ends else None
+    compare(plan_of(cell, n, d, batch, 5, first, seen, config), lengths)
+
+
+def test_more_slots_than_are_merged_at_once() -> None:
+    compare(plan_of("lstm", 16, 4, 2, 2, 150, 0, SABConfig(9, 1, 2, "dot")), None)
+
+
+def test_one_step() -> None:
+    compare(plan_of("gru", 17, 4, 1, 1, 0, 0, SABConfig(2, 1, 2, "mlp")), None)
+
+
+def test_large_inputs_saturate_without_nan() -> None:
+    compare(plan_of("lstm", 16, 4, 1, 3, 0, 0, SABConfig(2, 1, 2, "mlp")), None, scale=1e4)
