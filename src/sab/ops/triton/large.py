@@ -155,6 +155,12 @@ def _at_most(size: int, needed: int) -> int:
     return max(16, min(size, triton.next_power_of_2(needed)))
 
 
+def _gathered(plan: Plan) -> int:
+    """How many columns of all selected rows registers hold."""
+    places = triton.next_power_of_2(max(plan.config.k_top, 1))
+    return (8192 if places <= 16 else 4096) // places
+
+
 def _fewest(tiles_of: Callable[[int], int], sizes: tuple[int, ...], programs: int) -> int:
     """The smallest size whose tiles the programs can take all at once, or the largest."""
     return next((size for size in sizes if tiles_of(size) <= programs), sizes[-1])
@@ -175,10 +181,10 @@ def _forward_tiles(plan: Plan, programs: int) -> dict[str, int]:
     tiles = _common_tiles(plan, programs)
     row_tiles = triton.cdiv(plan.batch, tiles["ROWS"])
     sizes = (4, 8, 16, 32) if GATES[plan.cell] > 1 else (16, 32, 64)
-    places = triton.next_power_of_2(max(plan.config.k_top, 1))
-    tiles["PIECE"] = _at_most(8192 // places, tiles["SLICE"])
+    fits = _gathered(plan)
+    tiles["PIECE"] = _at_most(fits, tiles["SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(plan.n, units), sizes, programs)
-    tiles["SLOTS"] = 16
+    tiles["SLOTS"] = 256 // tiles["COLUMNS"]
     tiles["CANDIDATES"] = 64
     return tiles
 
@@ -186,12 +192,12 @@ def _forward_tiles(plan: Plan, programs: int) -> dict[str, int]:
 def _backward_tiles(plan: Plan, programs: int) -> dict[str, int]:
     """As `_forward_tiles`, for the backward."""
     tiles = _common_tiles(plan, programs)
-    places = triton.next_power_of_2(max(plan.config.k_top, 1))
+    fits = _gathered(plan)
     row_tiles = triton.cdiv(plan.batch, tiles["ROWS"])
-    tiles["PIECE"] = _at_most(min(8192 // places, 1024), plan.n)
+    tiles["PIECE"] = _at_most(min(fits, 1024), plan.n)
     key_slice = triton.cdiv(plan.key_size, triton.cdiv(plan.n, tiles["SLICE"]))
     tiles["KEY_SLICE"] = max(triton.next_power_of_2(key_slice), 16)
-    tiles["KEY_PIECE"] = _at_most(8192 // places, tiles["KEY_SLICE"])
+    tiles["KEY_PIECE"] = _at_most(fits, tiles["KEY_SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(plan.n, units), (32, 64), programs)
     tiles["SPLITS"] = max(1, min(programs // (row_tiles * triton.cdiv(plan.n, tiles["UNITS"])), 4))
     return tiles
