@@ -88,6 +88,46 @@ def put(pointer, value, mask, MATH: tl.constexpr):
 
 
 @triton.jit
+def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
+    """Load without a change of layout, as `put` stores; CACHE "" or ".cg", past the first cache."""
+    TYPE: tl.constexpr = pointer.dtype.element_ty
+    if (MATH == "plain") or (TYPE.primitive_bitwidth == 64):
+        return tl.load(pointer, mask=mask, other=0, cache_modifier=CACHE)
+    elif TYPE.primitive_bitwidth == 16:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global" + CACHE + ".b16 $0, [$1]; }",
+            "=&h,l,r",
+            [pointer.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int16,
+            is_pure=False,
+            pack=1,
+        ).to(TYPE, bitcast=True)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global" + CACHE + ".b32 $0, [$1]; }",
+            "=&r,l,r",
+            [pointer.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        ).to(TYPE, bitcast=True)
+
+
+@triton.jit
+def prefetch(pointer, MATH: tl.constexpr):
+    """Ask for memory that will be read soon."""
+    if MATH != "plain":
+        tl.inline_asm_elementwise(
+            "prefetch.global.L1 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointer.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def sortable(score):
     """Float32 as whole numbers of the same order, which a warp compares in one instruction; float64 as it is."""
     if score.dtype == tl.float32:
@@ -142,22 +182,38 @@ def weigh(scores, valid, WEIGHTING: tl.constexpr):
 
 
 @triton.jit
-def weigh_backward(dweights, weights, norm, is_last, WEIGHTING: tl.constexpr):
-    """Gradients of the weights [R, K] as gradients of the scores; is_last marks the lowest, the threshold of `relu`."""
-    if (WEIGHTING == "softmax") or (WEIGHTING == "softmax_sink"):
-        return weights * (dweights - tl.sum(weights * dweights, 1)[:, None])
-    else:
-        if WEIGHTING == "relu_norm":
-            dweights = (dweights - tl.sum(weights * dweights, 1)[:, None]) / norm
-        dscores = tl.where(weights > 0, dweights, 0.0)
-        return tl.where(is_last, dscores - tl.sum(dscores, 1)[:, None], dscores)
+def sum_of_all(values):
+    """The sum over the last dimension of all tensors of a tuple, kept as a dimension."""
+    total = values[0]
+    for g in tl.static_range(1, len(values)):
+        total += values[g]
+    return tl.sum(total, 2)[:, :, None]
 
 
 @triton.jit
-def entry(values, place, k):
-    """Column k of values [R, K], whose columns are numbered by `place`; exact, and one instruction a warp."""
-    if values.dtype == tl.float32:
-        bits = tl.where(place == k, values.to(tl.int32, bitcast=True), 0)
-        return tl.sum(bits, 1).to(tl.float32, bitcast=True)
-    else:
-        return tl.sum(tl.where(place == k, values, 0), 1)
+def weigh_backward(dweights, weights, norm, is_last, WEIGHTING: tl.constexpr):
+    """Gradients of the weights as gradients of the scores; is_last marks the lowest score, the threshold of `relu`.
+
+    All are tuples of tensors [R, 1, 8], one for eight of the selected.
+    """
+    dscores = dweights
+    if WEIGHTING != "relu":
+        parts = ()
+        for g in tl.static_range(len(weights)):
+            parts = parts + (weights[g] * dweights[g],)
+        inner = sum_of_all(parts)
+        dscores = ()
+        for g in tl.static_range(len(weights)):
+            if WEIGHTING == "relu_norm":
+                dscores = dscores + ((dweights[g] - inner) / norm,)
+            else:
+                dscores = dscores + (weights[g] * (dweights[g] - inner),)
+    if (WEIGHTING == "relu") or (WEIGHTING == "relu_norm"):
+        above = ()
+        for g in tl.static_range(len(weights)):
+            above = above + (tl.where(weights[g] > 0, dscores[g], 0.0),)
+        inner = sum_of_all(above)
+        dscores = ()
+        for g in tl.static_range(len(weights)):
+            dscores = dscores + (tl.where(is_last[g], above[g] - inner, above[g]),)
+    return dscores

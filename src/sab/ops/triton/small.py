@@ -20,8 +20,9 @@ from torch import Tensor
 
 from sab.ops.operation import Plan, Weights, allow_tf32
 from sab.ops.triton.parts import (
-    entry,
     from_sortable,
+    get,
+    prefetch,
     put,
     sigmoid,
     sortable,
@@ -113,81 +114,160 @@ def rows_of(slots, first_slots, first_kept, k_att, batch, row):
 
 
 @triton.jit
-def select(
-    keys, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
-    LINES: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC].
+def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr):
+    """Keys of 32 slots from `first` on, [32, P]; 0 past those in use."""
+    slot = first + tl.arange(0, 32)
+    column = tl.arange(0, P)
+    mask = (slot < used)[:, None] & (column < d)[None, :]
+    return tl.load(keys + slot[:, None] * d + column[None, :], mask=mask, other=0)
 
-    Candidates lie in each warp as LINES lines of 32, the first KC / 32 of which hold the best of those before. Where
-    scores are approximate anyway, their lowest bits give way to the candidate's place, so that one comparison decides
-    both who is first and, among equals, who is older.
+
+@triton.jit
+def score_keys(key, query, v, SCORER: tl.constexpr, MATH: tl.constexpr):
+    key = key.to(query.dtype)
+    if SCORER == "mlp":
+        return tl.sum(v[None, :] * tanh_of_scores(key + query[None, :], MATH), 1)
+    else:
+        return tl.sum(key * query[None, :], 1)
+
+
+@triton.jit
+def carried_line(values, part, LINES: tl.constexpr):
+    """Columns 32 part to 32 part + 31 of values [P / 16, 32 LINES]."""
+    if LINES == 1:
+        return values
+    else:
+        is_part = (tl.arange(0, LINES) == part)[None, :, None]
+        return tl.sum(tl.where(is_part, values.reshape(values.shape[0], LINES, 32), 0), 1)
+
+
+@triton.jit
+def sorted_pair(x, y):
+    return tl.maximum(x, y), tl.minimum(x, y)
+
+
+@triton.jit
+def select(
+    keys, ahead, used, query, v, place,
+    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
+
+    Each warp looks at eight lines of 32 candidates at a time, the first KC / 32 of which are the best of those before.
+    A score's lowest eight bits, which approximate scores can spare, give way to the candidate's position: so one
+    comparison decides who is first and, among equals, who is older, and candidates are found again. Each thread sorts
+    its eight; then the best of all is K times the best of the 32 threads' first ones.
     """
-    PACKED: tl.constexpr = MATH == "approximate"
-    LOWEST: tl.constexpr = float("-inf") if DTYPE == tl.float64 else -2147483648
-    NUMBER: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.int32
     NB: tl.constexpr = place.shape[0]
     KC: tl.constexpr = place.shape[1]
+    P: tl.constexpr = query.shape[0]
     CARRIED: tl.constexpr = KC // 32
-    LAST: tl.constexpr = LINES * 32 - 1
-    column = tl.arange(0, query.shape[0])
-    line = tl.arange(0, LINES)[:, None, None]
-    position = line * 32 + tl.arange(0, 32)[None, None, :] + tl.zeros((LINES, NB, 32), tl.int32)
+    LOWEST: tl.constexpr = -2147483648
+    best = tl.full((NB, KC), LOWEST, tl.int32)
+    slots = tl.full((NB, KC), -1, tl.int32)
+    for start in range(0, used, (8 - CARRIED) * 32):
+        c0 = tl.full((NB, 32), LOWEST, tl.int32)
+        c1 = c0
+        c2 = c0
+        c3 = c0
+        c4 = c0
+        c5 = c0
+        c6 = c0
+        c7 = c0
+        if start > 0:
+            numbered = tl.where(slots >= 0, best | (255 - place), LOWEST)
+            c0 = carried_line(numbered, 0, CARRIED)
+            if CARRIED == 2:
+                c1 = carried_line(numbered, 1, CARRIED)
+        end = tl.minimum(used, start + (8 - CARRIED) * 32)
+        for first in range(start, end, 32):
+            score = score_keys(ahead, query, v, SCORER, MATH)
+            ahead = load_keys(keys, first + 32, used, d, P)
+            line = (first - start) // 32 + CARRIED
+            lane = tl.arange(0, 32)
+            number = (sortable(score) & ~255) | (255 - line * 32 - lane)
+            number = tl.where(first + lane < end, number, LOWEST)[None, :]
+            c1 = tl.where(line == 1, number, c1)
+            c2 = tl.where(line == 2, number, c2)
+            c3 = tl.where(line == 3, number, c3)
+            c4 = tl.where(line == 4, number, c4)
+            c5 = tl.where(line == 5, number, c5)
+            c6 = tl.where(line == 6, number, c6)
+            c7 = tl.where(line == 7, number, c7)
+        # Batcher's network for eight.
+        c0, c1 = sorted_pair(c0, c1)
+        c2, c3 = sorted_pair(c2, c3)
+        c4, c5 = sorted_pair(c4, c5)
+        c6, c7 = sorted_pair(c6, c7)
+        c0, c2 = sorted_pair(c0, c2)
+        c1, c3 = sorted_pair(c1, c3)
+        c4, c6 = sorted_pair(c4, c6)
+        c5, c7 = sorted_pair(c5, c7)
+        c1, c2 = sorted_pair(c1, c2)
+        c5, c6 = sorted_pair(c5, c6)
+        c0, c4 = sorted_pair(c0, c4)
+        c1, c5 = sorted_pair(c1, c5)
+        c2, c6 = sorted_pair(c2, c6)
+        c3, c7 = sorted_pair(c3, c7)
+        c2, c4 = sorted_pair(c2, c4)
+        c3, c5 = sorted_pair(c3, c5)
+        c1, c2 = sorted_pair(c1, c2)
+        c3, c4 = sorted_pair(c3, c4)
+        c5, c6 = sorted_pair(c5, c6)
+        found = tl.full((NB, KC), LOWEST, tl.int32)
+        for i in range(tl.minimum(K, end)):
+            highest = tl.max(c0, 1)[:, None]
+            found = tl.where(place == i, highest, found)
+            taken = c0 == highest
+            c0 = tl.where(taken, c1, c0)
+            c1 = tl.where(taken, c2, c1)
+            c2 = tl.where(taken, c3, c2)
+            c3 = tl.where(taken, c4, c3)
+            c4 = tl.where(taken, c5, c4)
+            c5 = tl.where(taken, c6, c5)
+            c6 = tl.where(taken, c7, c6)
+            c7 = tl.where(taken, LOWEST, c7)
+        position = 255 - (found & 255)
+        before = tl.gather(slots, tl.minimum(position, KC - 1), 1)
+        slots = tl.where(position < KC, before, start + position - KC)
+        slots = tl.where(found != LOWEST, slots, -1)
+        best = tl.where(found != LOWEST, found & ~255, LOWEST)
+    return from_sortable(best), slots
+
+
+@triton.jit
+def select_exactly(
+    keys, used, query, v, place,
+    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """As `select`, by two comparisons instead of packed numbers: the score first, the slot among equals then."""
+    NB: tl.constexpr = place.shape[0]
+    KC: tl.constexpr = place.shape[1]
+    P: tl.constexpr = query.shape[0]
+    CARRIED: tl.constexpr = KC // 32
+    LOWEST: tl.constexpr = float("-inf") if DTYPE == tl.float64 else -2147483648
+    NUMBER: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.int32
+    line = tl.arange(0, 8)[:, None, None]
     best = tl.full((NB, KC), LOWEST, NUMBER)
     slots = tl.full((NB, KC), -1, tl.int32)
-    for start in range(0, used, (LINES - CARRIED) * 32):
-        candidates = tl.full((LINES, NB, 32), LOWEST, NUMBER)
-        numbers = start + position - CARRIED * 32
-        if start > 0:
-            for part in tl.static_range(CARRIED):
-                is_part = (tl.arange(0, CARRIED) == part)[None, :, None]
-                some = tl.sum(tl.where(is_part, best.reshape(NB, CARRIED, 32), 0), 1)
-                candidates = tl.where(line == part, some[None], candidates)
-                some = tl.sum(tl.where(is_part, slots.reshape(NB, CARRIED, 32), 0), 1)
-                numbers = tl.where(line == part, some[None], numbers)
-        end = tl.minimum(used, start + (LINES - CARRIED) * 32)
-        for first in range(start, end, TILE):
-            slot = first + tl.arange(0, TILE)
-            mask = (slot < end)[:, None] & (column < d)[None, :]
-            key = tl.load(keys + slot[:, None] * d + column[None, :], mask=mask, other=0).to(DTYPE)
-            if SCORER == "mlp":
-                score = tl.sum(v[None, :] * tanh_of_scores(key + query[None, :], MATH), 1)
-            else:
-                score = tl.sum(key * query[None, :], 1)
-            number = tl.where(slot < end, sortable(score), LOWEST)
-            if TILE == 32:
-                candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
-            else:
-                halves = number.reshape(TILE // 32, 32)
-                for half in tl.static_range(TILE // 32):
-                    is_half = (tl.arange(0, TILE // 32) == half)[:, None]
-                    some = tl.sum(tl.where(is_half, halves, 0), 0)
-                    is_line = line == (first - start) // 32 + half + CARRIED
-                    candidates = tl.where(is_line, some[None, None, :], candidates)
-        previous = slots
-        best = tl.full((NB, KC), LOWEST, NUMBER)
-        slots = tl.full((NB, KC), -1, tl.int32)
-        if PACKED:
-            is_there = candidates != LOWEST
-            candidates = tl.where(is_there, (candidates & ~LAST) | (LAST - position), LOWEST)
-            for i in range(tl.minimum(K, end)):
-                first_of_all = tl.max(tl.max(candidates, 0), 1)
-                candidates = tl.where(candidates == first_of_all[None, :, None], LOWEST, candidates)
-                best = tl.where(place == i, first_of_all[:, None], best)
-            chosen = LAST - (best & LAST)
-            carried = tl.gather(previous, tl.minimum(chosen, KC - 1), 1)
-            slots = tl.where(chosen < CARRIED * 32, carried, start + chosen - CARRIED * 32)
-            slots = tl.where(best != LOWEST, slots, -1)
-            best = tl.where(best != LOWEST, best & ~LAST, LOWEST)
-        else:
-            for i in range(tl.minimum(K, end)):
-                first_of_all = tl.max(tl.max(candidates, 0), 1)
-                equal = tl.where(candidates == first_of_all[None, :, None], numbers, 2147483647)
-                chosen = tl.min(tl.min(equal, 0), 1)
-                candidates = tl.where(numbers == chosen[None, :, None], LOWEST, candidates)
-                best = tl.where(place == i, first_of_all[:, None], best)
-                slots = tl.where(place == i, chosen[:, None], slots)
+    for start in range(0, used, (8 - CARRIED) * 32):
+        candidates = tl.full((8, NB, 32), LOWEST, NUMBER)
+        numbers = start + (line - CARRIED) * 32 + tl.arange(0, 32)[None, None, :] + tl.zeros((8, NB, 32), tl.int32)
+        for part in tl.static_range(CARRIED):
+            candidates = tl.where(line == part, carried_line(best, part, CARRIED)[None], candidates)
+            numbers = tl.where(line == part, carried_line(slots, part, CARRIED)[None], numbers)
+        end = tl.minimum(used, start + (8 - CARRIED) * 32)
+        for first in range(start, end, 32):
+            score = score_keys(load_keys(keys, first, used, d, P), query, v, SCORER, MATH)
+            number = tl.where(first + tl.arange(0, 32) < end, sortable(score), LOWEST)
+            candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
+        for i in range(tl.minimum(K, end)):
+            highest = tl.max(tl.max(candidates, 0), 1)
+            equal = tl.where(candidates == highest[None, :, None], numbers, 2147483647)
+            chosen = tl.min(tl.min(equal, 0), 1)
+            candidates = tl.where(numbers == chosen[None, :, None], LOWEST, candidates)
+            best = tl.where(place == i, highest[:, None], best)
+            slots = tl.where(place == i, chosen[:, None], slots)
     return from_sortable(best), slots
 
 
@@ -204,17 +284,25 @@ def insert(best, slots, score, slot, place, K: tl.constexpr):
 
 
 @triton.jit
-def gather(base, rows, place, first, unit, size: tl.constexpr, COUNT: tl.constexpr, CACHE: tl.constexpr):
-    """COUNT rows of a matrix, those whose numbers are in `rows` from place `first` on, each as [P / 16, 16].
+def eight_of(values, g, KC: tl.constexpr):
+    """Columns 8 g to 8 g + 7 of values [P / 16, KC] as [P / 16, 1, 8]."""
+    grouped = values.reshape(values.shape[0], KC // 8, 8)
+    return tl.sum(tl.where((tl.arange(0, KC // 8) == g)[None, :, None], grouped, 0), 1)[:, None, :]
 
-    All of them are asked for before any is used, so that the memory's latency is waited for once.
+
+@triton.jit
+def gather(base, rows, unit, size: tl.constexpr, CACHE: tl.constexpr, MATH: tl.constexpr):
+    """The rows of a matrix whose numbers are in `rows`, a tuple of [P / 16, 1, 8], as a tuple of [P / 16, 16, 8].
+
+    All of them are asked for before any is used, so that the memory's latency is waited for once. The layout is that
+    of products: eight rows lie side by side where a product has its eight equal columns.
     """
     found = ()
-    for k in tl.static_range(COUNT):
-        at = entry(rows, place, first + k)[:, None]
-        pointer = base + at.to(tl.int64) * size + unit
-        found = found + (tl.load(pointer, mask=(unit < size) & (at >= 0), other=0, cache_modifier=CACHE),)
+    for g in tl.static_range(len(rows)):
+        pointer = base + rows[g].to(tl.int64) * size + unit[:, :, None]
+        found = found + (get(pointer, (unit < size)[:, :, None] & (rows[g] >= 0), CACHE, MATH),)
     return found
+
 
 
 # Forward
@@ -227,7 +315,7 @@ def forward_kernel(
     steps, batch, first_slots, slots, seen, k_att, bias_size,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr,
     CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
-    P: tl.constexpr, KC: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr,
+    P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16
@@ -238,7 +326,7 @@ def forward_kernel(
     W_MEMORY: tl.constexpr = GATES * n * n
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
-    GROUP: tl.constexpr = K if K <= 16 else 8  # microstates that are read together
+    GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -347,6 +435,12 @@ def forward_kernel(
         if GATES == 4:
             next3 = tl.load(next_gates + 3 * n + unit, mask=more, other=0).to(DTYPE)
 
+        if (K > 0) and (not AFFINE):
+            used = first_slots + (seen + t) // k_att - seen // k_att
+            own_keys = keys + row * slots * d
+            if PACKED:
+                ahead = load_keys(own_keys, 0, used, d, P)
+
         # Cell.
         if CELL == "lstm":
             i = sigmoid(x0 + p0, MATH)
@@ -403,20 +497,31 @@ def forward_kernel(
                 else:
                     q *= d**-0.5
                 put(query_t + unit, q, there, MATH)
-                scores, chosen = select(
-                    keys + row * slots * d, used, q.reshape(P), v_column, place, K, d, SCORER, MATH, DTYPE, LINES, TILE
-                )
+                q_column = q.reshape(P)
+                if PACKED:
+                    scores, chosen = select(
+                        own_keys, ahead, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE
+                    )
+                else:
+                    scores, chosen = select_exactly(
+                        own_keys, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE
+                    )
             shares, norm = weigh(scores, chosen >= 0, WEIGHTING)
             put(selected + list_t + place, chosen, is_first, MATH)
             put(weights + list_t + place, shares, is_first, MATH)
             if WEIGHTING == "relu_norm":
                 put(norms_t + 0 * place, norm[:, None] + 0.0 * shares, is_first & (place == 0), MATH)
             rows = rows_of(chosen, first_slots, first_kept, k_att, batch, row)
-            s = tl.zeros((NB, 16), DTYPE)
-            for first in range(0, tl.minimum(K, used), GROUP):
-                read = gather(store, rows, place, first, unit, n, GROUP, "")
-                for k in tl.static_range(GROUP):
-                    s += entry(shares, place, first + k)[:, None] * read[k]
+            own_rows = ()
+            own_shares = ()
+            for g in tl.static_range(GROUPS):
+                own_rows = own_rows + (eight_of(rows, g, KC),)
+                own_shares = own_shares + (eight_of(shares, g, KC),)
+            read = gather(store, own_rows, unit, n, "", MATH)
+            sums = read[0] * own_shares[0]
+            for g in tl.static_range(1, GROUPS):
+                sums += read[g] * own_shares[g]
+            s = tl.sum(sums, 2)
             put(summary + row_t + unit, s, here, MATH)
             if INCORPORATE == "add":
                 h = h_new + s
@@ -502,31 +607,13 @@ def forward_kernel(
 
 
 @triton.jit
-def read_backward(
-    first, rows, key_rows, shares, dscores, place, ds, query, v, dq, dv, dmicrostates, own_keys, old_dkeys,
-    dstore, dkeys, unit,
-    n: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
-    COUNT: tl.constexpr,
-):  # fmt: skip
-    """What COUNT selected microstates and their keys get of the gradient, and give to the query's and v's."""
-    for k in tl.static_range(COUNT):
-        at = entry(rows, place, first + k)[:, None]
-        gradient = dmicrostates[k] + entry(shares, place, first + k)[:, None] * ds
-        put(dstore + at.to(tl.int64) * n + unit, gradient, (unit < n) & (at >= 0), MATH)
-        if (SCORER == "mlp") or (SCORER == "dot"):
-            dscore = entry(dscores, place, first + k)[:, None]
-            key = own_keys[k].to(DTYPE)
-            if SCORER == "mlp":
-                bounded = tanh(key + query, MATH)
-                dkey = dscore * v * (1 - bounded * bounded)
-                dq += dkey
-                dv += dscore * bounded
-            else:
-                dkey = dscore * query
-                dq += dscore * key
-            key_at = entry(key_rows, place, first + k)[:, None].to(tl.int64) * d + unit
-            put(dkeys + key_at, old_dkeys[k] + dkey, (unit < d) & (at >= 0), MATH)
-    return dq, dv
+def sums_over_warps(parts):
+    """The sums over the first dimension of a tuple of [P / 16, 8], as a tuple of [P / 16, 1, 8]."""
+    NB: tl.constexpr = parts[0].shape[0]
+    sums = ()
+    for g in tl.static_range(len(parts)):
+        sums = sums + (tl.broadcast_to(tl.sum(parts[g], 0)[None, None, :], (NB, 1, 8)),)
+    return sums
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
@@ -537,7 +624,7 @@ def backward_kernel(
     steps, batch, first_slots, slots, seen, k_att, k_trunc,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr,
     CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
-    P: tl.constexpr, KC: tl.constexpr,
+    P: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
@@ -549,14 +636,14 @@ def backward_kernel(
     W_MEMORY: tl.constexpr = GATES * n * n
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
-    GROUP: tl.constexpr = K if K <= 16 else 8  # microstates that are read together
+    GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
     here = unit < n
     there = unit < d
-    place = tl.arange(0, KC)[None, :] + tl.zeros((NB, 1), tl.int32)
-    is_first = (tl.arange(0, NB) == 0)[:, None]
+    eight = tl.arange(0, 8)[None, None, :] + tl.zeros((NB, 1, 8), tl.int32)
+    is_first = (tl.arange(0, NB) == 0)[:, None, None]
     first_kept = k_att - 1 - seen % k_att
     stride = batch.to(tl.int64) * n
     length = steps
@@ -585,7 +672,7 @@ def backward_kernel(
             wc = resident(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, TYPE)
             ws = resident(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, TYPE)
     v_vector = zero
-    dv_vector = zero
+    dv_sums = tl.zeros((NB, 16, 8), DTYPE)
     if K > 0:
         if AFFINE:
             wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
@@ -643,12 +730,16 @@ def backward_kernel(
             h_fresh = tl.load(hidden_new + row_t + unit, mask=here, other=0).to(DTYPE)
         if K > 0:
             used = first_slots + (seen + t) // k_att - seen // k_att
-            chosen = tl.load(selected + list_t + place, mask=place < K, other=-1)
-            shares = tl.load(weights + list_t + place, mask=place < K, other=0)
-            rows = rows_of(chosen, first_slots, first_kept, k_att, batch, row)
-            key_rows = tl.where(chosen >= 0, chosen + row.to(tl.int32) * slots, -1)
-            if GROUP == K:
-                read = gather(store, rows, place, 0, unit, n, GROUP, "")
+            rows = ()
+            key_rows = ()
+            shares = ()
+            for g in tl.static_range(GROUPS):
+                place = g * 8 + eight
+                chosen = tl.where(place < K, get(selected + list_t + place, place < K, "", MATH), -1)
+                shares = shares + (get(weights + list_t + place, place < K, "", MATH),)
+                rows = rows + (rows_of(chosen, first_slots, first_kept, k_att, batch, row),)
+                key_rows = key_rows + (tl.where(chosen >= 0, chosen + row.to(tl.int32) * slots, -1),)
+            read = gather(store, rows, unit, n, "", MATH)
             q = zero
             if not AFFINE:
                 q = tl.load(query + query_t + unit, mask=there, other=0)
@@ -692,60 +783,66 @@ def backward_kernel(
                         ds = streamed(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, into, DTYPE)
                 if HAS_DSUMMARY:
                     ds += tl.load(dsummary + row_t + unit, mask=here, other=0)
-                parts = tl.zeros((NB, KC), DTYPE)
-                if GROUP == K:
-                    for k in tl.static_range(K):
-                        parts = tl.where(place == k, tl.sum(read[k] * ds, 1)[:, None], parts)
-                    dmicrostates = gather(dstore, rows, place, 0, unit, n, GROUP, ".cg")
-                    if AFFINE:
-                        own_keys = dmicrostates
-                        old_dkeys = dmicrostates
-                    else:
-                        own_keys = gather(keys, key_rows, place, 0, unit, d, GROUP, "")
-                        old_dkeys = gather(dkeys, key_rows, place, 0, unit, d, GROUP, ".cg")
+                dmicrostates = gather(dstore, rows, unit, n, ".cg", MATH)
+                if not AFFINE:
+                    own_keys = gather(keys, key_rows, unit, d, "", MATH)
+                    dkeys_before = gather(dkeys, key_rows, unit, d, ".cg", MATH)
                 else:
-                    for first in range(0, tl.minimum(K, used), GROUP):
-                        some = gather(store, rows, place, first, unit, n, GROUP, "")
-                        for k in tl.static_range(GROUP):
-                            parts = tl.where(place == first + k, tl.sum(some[k] * ds, 1)[:, None], parts)
-                dshares = tl.sum(parts, 0)[None, :] + tl.zeros((NB, KC), DTYPE)
-                if HAS_DWEIGHTS:
-                    dshares += tl.load(dweights + list_t + place, mask=place < K, other=0)
+                    dkeys_before = ()
+                    for g in tl.static_range(GROUPS):
+                        taken = is_first & (rows[g] >= 0)
+                        dkeys_before = dkeys_before + (get(dkeys + key_rows[g], taken, ".cg", MATH),)
+                if not RESIDENT:
+                    tl.debug_barrier()  # threads that hold the same number have all read it before one changes it
                 norm = 1.0
                 if WEIGHTING == "relu_norm":
                     norm = tl.load(norms + norms_t)
-                dscores = weigh_backward(dshares, shares, norm, place == tl.minimum(K, used) - 1, WEIGHTING)
-                dscores = tl.where(chosen >= 0, dscores, 0.0)
-                dq = zero
-                if GROUP == K:
-                    dq, dv_vector = read_backward(
-                        0, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
-                        dmicrostates, own_keys, old_dkeys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE, GROUP,
-                    )  # fmt: skip
-                else:
-                    for first in range(0, tl.minimum(K, used), GROUP):
-                        some = gather(dstore, rows, place, first, unit, n, GROUP, ".cg")
-                        some_keys = some
-                        some_dkeys = some
-                        if not AFFINE:
-                            some_keys = gather(keys, key_rows, place, first, unit, d, GROUP, "")
-                            some_dkeys = gather(dkeys, key_rows, place, first, unit, d, GROUP, ".cg")
-                        dq, dv_vector = read_backward(
-                            first, rows, key_rows, shares, dscores, place, ds, q, v_vector, dq, dv_vector,
-                            some, some_keys, some_dkeys, dstore, dkeys, unit, n, d, SCORER, MATH, DTYPE, GROUP,
-                        )  # fmt: skip
+                dshares = ()
+                is_last = ()
+                for g in tl.static_range(GROUPS):
+                    dshares = dshares + (tl.sum(read[g] * ds[:, :, None], 1),)
+                    is_last = is_last + (g * 8 + eight == tl.minimum(K, used) - 1,)
+                dshares = sums_over_warps(dshares)
+                if HAS_DWEIGHTS:
+                    inside = dshares
+                    dshares = ()
+                    for g in tl.static_range(GROUPS):
+                        place = g * 8 + eight
+                        dshares = dshares + (inside[g] + get(dweights + list_t + place, place < K, "", MATH),)
+                dscores = weigh_backward(dshares, shares, norm, is_last, WEIGHTING)
+                dq_sums = tl.zeros((NB, 16, 8), DTYPE)
+                dq_number = tl.zeros((NB, 1, 8), DTYPE)
+                for g in tl.static_range(GROUPS):
+                    is_there = rows[g] >= 0
+                    dscore = tl.where(is_there, dscores[g], 0.0)
+                    pointer = dstore + rows[g].to(tl.int64) * n + unit[:, :, None]
+                    dmicrostate = dmicrostates[g] + shares[g] * ds[:, :, None]
+                    put(pointer, dmicrostate, here[:, :, None] & is_there, MATH)
+                    if AFFINE:
+                        put(dkeys + key_rows[g], dkeys_before[g] + dscore, is_first & is_there, MATH)
+                        dq_number += dscore
+                    else:
+                        key = own_keys[g].to(DTYPE)
+                        if SCORER == "mlp":
+                            bounded = tanh(key + q[:, :, None], MATH)
+                            dkey = dscore * v_vector[:, :, None] * (1 - bounded * bounded)
+                            dq_sums += dkey
+                            dv_sums += dscore * bounded
+                        else:
+                            dkey = dscore * q[:, :, None]
+                            dq_sums += dscore * key
+                        pointer = dkeys + key_rows[g].to(tl.int64) * d + unit[:, :, None]
+                        put(pointer, dkeys_before[g] + dkey, there[:, :, None] & is_there, MATH)
                 if AFFINE:
-                    taken = is_first & (chosen >= 0)
-                    gradient = tl.load(dkeys + key_rows, mask=taken, other=0, cache_modifier=".cg")
-                    put(dkeys + key_rows, gradient + dscores, taken, MATH)
-                    dq_number = tl.sum(dscores, 1)[:, None]
-                    put(dquery + last * 0 + norms_t + 0 * place, dq_number + 0.0 * shares, is_first & (place == 0), MATH)
+                    total = tl.sum(dq_number, 2)
+                    put(dquery + norms_t + 0 * eight, dq_number * 0.0 + total[:, :, None], is_first & (eight == 0), MATH)
                     if SCORER == "affine":
-                        dh_hat += dq_number * wq_vector
+                        dh_hat += total * wq_vector
                     else:
                         bounded = tanh(tl.load(h_hat + row_t + unit, mask=here, other=0), SCORE_MATH)
-                        dh_hat += dq_number * wq_vector * (1 - bounded * bounded)
+                        dh_hat += total * wq_vector * (1 - bounded * bounded)
                 else:
+                    dq = tl.sum(dq_sums, 2)
                     if SCORER == "dot":
                         dq *= d**-0.5
                     put(dquery + query_t + unit, dq, there, MATH)
@@ -810,6 +907,9 @@ def backward_kernel(
                     into = dhidden + gates_t + gate * n
                     chain += streamed(w_all + gate * n * n, n, n, 1, unit, n, into, DTYPE)
 
+        if K > 0:
+            prefetch(selected + list_t - tl.where(t > 0, batch * K, 0) + tl.arange(0, 8), MATH)
+            prefetch(weights + list_t - tl.where(t > 0, batch * K, 0) + tl.arange(0, 8), MATH)
         gates_t -= batch * GATES * n
         row_t -= stride
         store_t -= stride
@@ -822,17 +922,11 @@ def backward_kernel(
     if CELL == "lstm":
         tl.store(dc + row * n + unit, dc_now, mask=here)
     if (K > 0) and (SCORER == "mlp"):
-        tl.store(dv + row * d + unit, dv_vector, mask=there)
+        tl.store(dv + row * d + unit, tl.sum(dv_sums, 2), mask=there)
 
 
 # Launch
 
-LINES = 8
-"""Lines of 32 candidates that a warp looks at together."""
-HELD = 3
-"""How many gates' weights the backward holds in registers; the others it holds in shared memory."""
-TILE = 32
-"""Keys that are scored together."""
 LARGEST_HELD = 128 << 10
 """Bytes of recurrent weights that the registers of a program hold."""
 LARGEST_SHARED = 160 << 10
@@ -857,8 +951,8 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
         *_sizes(plan),
         0 if w.scorer_bias is None else len(w.scorer_bias),
         **options,
-        LINES=LINES,
-        TILE=TILE,
+        KC=32 if plan.config.k_top <= 32 else 64,
+        PACKED=options["RESIDENT"],
         HAS_BIAS=w.b_hh is not None,
     )
 
@@ -884,7 +978,7 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
         HAS_DCELLS=work["dcells"] is not None,
         HAS_DSUMMARY=work["dsummary"] is not None,
         HAS_DWEIGHTS=work["dweights"] is not None,
-        HELD=HELD,
+        HELD=4 if options["TYPE"] == tl.bfloat16 else 3,  # scaling half precision takes some registers itself
     )
 
 
@@ -902,6 +996,7 @@ def _options(plan: Plan, buffers: dict[str, Any]) -> dict[str, Any]:
     is_small = 2 * gates * padded**2 <= LARGEST_HELD and 2 * beside * padded**2 * (config.k_top > 0) <= LARGEST_SHARED
     rounds = compute == torch.bfloat16 or (compute == torch.float32 and allow_tf32())
     math = "approximate" if rounds else "accurate"
+    interpreted = bool(triton.knobs.runtime.interpret)  # where products of bfloat16 are wrong
     return {
         "n": n,
         "d": d,
@@ -911,10 +1006,9 @@ def _options(plan: Plan, buffers: dict[str, Any]) -> dict[str, Any]:
         "WEIGHTING": config.weighting,
         "INCORPORATE": config.incorporate,
         "P": padded,
-        "KC": 32 if config.k_top <= 32 else 64,
         "RESIDENT": rounds and is_small,
-        "TYPE": tl.bfloat16 if compute == torch.bfloat16 else tl.float16,
-        "MATH": "plain" if triton.knobs.runtime.interpret else math,
+        "TYPE": tl.bfloat16 if compute == torch.bfloat16 and not interpreted else tl.float16,
+        "MATH": "plain" if interpreted else math,
         "HAS_LENGTHS": buffers["lengths"] is not None,
         "num_warps": min(8, padded // 16),
     }
@@ -926,8 +1020,8 @@ def _packed(plan: Plan, weights: Weights, options: dict[str, Any]) -> tuple[Tens
     if plan.config.k_top > 0:
         matrices += [w for w in (weights.w_memory, weights.w_query, weights.w_incorporate) if w is not None and w.dim() == 2]
     dtype = weights.w_hh.dtype
-    if dtype == torch.float32 and options["MATH"] != "accurate" and options["RESIDENT"]:
-        dtype = torch.float16
+    if options["RESIDENT"]:
+        dtype = torch.bfloat16 if options["TYPE"] == tl.bfloat16 else torch.float16
     flat = torch.cat([matrix.reshape(-1) for matrix in matrices])
     flat = flat.to(dtype)
     return flat.view(torch.int16) if options["RESIDENT"] else flat, flat
