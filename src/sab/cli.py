@@ -43,10 +43,13 @@ try:
     from sab.tasks import TASKS, Split, Task
     from sab.training import Run, RunConfig, TrainConfig, evaluate
     from sab.training import train as train_model
+    from sab.training import train_seeds as train_models
     from sab.training.checkpoint import load_model
     from sab.training.config import Device, resolve_device
     from sab.training.files import writing
-    from sab.training.progress import progress_for, show_headline, show_seconds
+    from sab.training.loop import check_seeds, seed_folder
+    from sab.training.progress import progress_for, progress_for_each, show_headline, show_seconds
+    from sab.training.run import Result
 except ModuleNotFoundError as error:
     sys.exit(_say_missing(error))
 
@@ -61,10 +64,14 @@ class TrainOptions(Generic[TaskT]):
     task: TaskT
     model: ModelConfig
     training: TrainConfig
+    seeds: Annotated[str | None, tyro.conf.arg(metavar="{None}|SEED,SEED,...")] = None
+    """Several seeds at once instead of --seed, as in 0,1,2: a run for each, in folders seed-0, seed-1, ... below that
+    of --out. They take turns; on a GPU, which one small run leaves mostly idle, they share it."""
     out: Path | None = None
     """Folder of the run; None makes a name below runs/ from the options."""
     resume: bool = False
-    """Go on with the run in that folder; options that are not given are then the run's own."""
+    """Go on with the run in that folder, or with those of all --seeds; options that are not given are then the run's
+    own."""
 
     @property
     def config(self) -> RunConfig:
@@ -72,7 +79,9 @@ class TrainOptions(Generic[TaskT]):
 
     @property
     def folder(self) -> Path:
-        return self.config.default_out() if self.out is None else self.out
+        if self.out is not None:
+            return self.out
+        return self.config.default_out() if self.seeds is None else self.config.default_out_of_seeds()
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -86,13 +95,20 @@ def train(arguments: Sequence[str]) -> int:
     name, *rest = arguments
     check_choice("task", name, TASKS)
     options = _parse_training(name, rest, RunConfig.default(TASKS[name]()))
+    seeds = None if options.seeds is None else _parse_seeds(options.seeds)
+    if seeds is not None and any(re.match(r"--seed(=|$)", argument) for argument in rest):
+        raise ValueMistake("seeds must not be given together with --seed; got both.", "seeds")
     if options.resume:
-        stored = Run.open(options.folder, "out").config
+        first = options.folder if seeds is None else seed_folder(options.folder, seeds[0])
+        stored = Run.open(first, "out").config
         if name != stored.task.name:
-            where = str(options.folder)
+            where = str(first)
             raise ValueMistake(f"task must be {stored.task.name!r} to resume {where!r}; got {name!r}.", "task")
         options = replace(_parse_training(name, rest, stored), out=options.folder)
-    console = Console()
+    return _train_one(name, options) if seeds is None else _train_seeds(name, options, seeds)
+
+
+def _train_one(name: str, options: TrainOptions) -> int:
     label = f"{options.task.name} {options.model.method}"
     result = train_model(
         options.task,
@@ -100,7 +116,7 @@ def train(arguments: Sequence[str]) -> int:
         options.training,
         options.folder,
         options.resume,
-        progress_for(console, label),
+        progress_for(Console(), label),
     )
     print(f"{result.message[0].upper()}{result.message[1:]}")
     if result.status == "interrupted":
@@ -109,6 +125,45 @@ def train(arguments: Sequence[str]) -> int:
     print(f"On unseen data: {show_headline(options.task.headline, result.metrics)}.")
     print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
     return DIVERGED if result.status == "diverged" else DONE
+
+
+def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
+    labels = [f"{options.task.name} {options.model.method} seed {seed}" for seed in seeds]
+    results = train_models(
+        options.task,
+        options.model,
+        options.training,
+        seeds,
+        options.folder,
+        options.resume,
+        progress_for_each(Console(), labels),
+    )
+    for seed, result in results.items():
+        print(f"Seed {seed}: {_outcome(options.task, result)}")
+    statuses = {result.status for result in results.values()}
+    out = shlex.quote(str(options.folder))
+    if "interrupted" in statuses:
+        print(f"Resume with: sab train {name} --out {out} --seeds {','.join(map(str, seeds))} --resume")
+        return INTERRUPTED
+    first = shlex.quote(str(seed_folder(options.folder, seeds[0])))
+    print(f"The runs are in {options.folder}; see the first with: sab plot {first}")
+    return DIVERGED if "diverged" in statuses else DONE
+
+
+def _outcome(task: Task, result: Result) -> str:
+    if result.status == "interrupted":
+        return result.message
+    return f"{result.message} On unseen data: {show_headline(task.headline, result.metrics)}."
+
+
+def _parse_seeds(given: str) -> list[int]:
+    """The seeds in a text such as 0,1,2."""
+    parts = [part.strip() for part in given.split(",")]
+    seeds = [int(part) for part in parts if re.fullmatch("[0-9]+", part)]
+    if len(seeds) < len(parts) or len(set(seeds)) < len(seeds):
+        allowed = "different whole numbers of at least 0 with commas between them"
+        raise ValueMistake(f"seeds must be {allowed}; got {given!r}.", "seeds")
+    return check_seeds(seeds)
 
 
 def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:

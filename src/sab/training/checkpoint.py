@@ -191,9 +191,10 @@ def _training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def _restore_training(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
+    counts_on_device = optimizer.defaults["capturable"] or optimizer.defaults["fused"]
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            "step": tensors[f"adam.{name}.step"],
+            "step": tensors[f"adam.{name}.step"].to(parameter.device if counts_on_device else "cpu"),
             "exp_avg": tensors[f"adam.{name}.exp_avg"].to(parameter.device),
             "exp_avg_sq": tensors[f"adam.{name}.exp_avg_sq"].to(parameter.device),
         }

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from sab.errors import ValueMistake, check_choice, check_float, check_int
+from sab.errors import ValueMistake, check_bool, check_choice, check_float, check_int
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float64", "bfloat16"]
@@ -33,6 +33,9 @@ class TrainConfig:
     """Where to train; auto takes CUDA where there is one."""
     precision: Precision = "float32"
     """Type of the numbers; bfloat16 is autocast, with weights in float32."""
+    cuda_graph: bool = True
+    """On a GPU, whether an iteration is recorded as a CUDA graph, one for each shape of a batch, and then replayed:
+    the same numbers in less time. Where that cannot be, a warning says so and the iterations run as without."""
     threads: int | None = None
     """How many CPU threads torch may use; None leaves that to torch."""
     eval_every: int = 500
@@ -63,6 +66,7 @@ class TrainConfig:
             checked["stop_at"] = check_float("stop_at", self.stop_at)
         for option, value in checked.items():
             object.__setattr__(self, option, value)  # a plain number also where a NumPy one was given
+        check_bool("cuda_graph", self.cuda_graph)
         check_choice("device", self.device, get_args(Device))
         check_choice("precision", self.precision, get_args(Precision))
 

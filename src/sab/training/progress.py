@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +22,7 @@ class Progress:
         """The run starts, or goes on, after `step` of its `iterations`; `where` tells device and folder."""
 
     def iteration(self, step: int, loss: float) -> None:
-        """An update was made."""
+        """Update number `step` was made, and its loss is known; on a GPU that is told of some updates only."""
 
     def evaluation(self, line: dict[str, Any]) -> None:
         """An evaluation was written to metrics.jsonl as `line`."""
@@ -31,11 +32,12 @@ class Progress:
 
 
 class Lines(Progress):
-    """A line for every evaluation."""
+    """A line for every evaluation, which begins with the label where there are several runs to tell apart."""
 
-    def __init__(self, console: Console, label: str):
+    def __init__(self, console: Console, label: str, is_one_of_many: bool = False):
         self._console = console
         self._label = label
+        self._start = f"{label}  " if is_one_of_many else ""
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline = headline
@@ -45,7 +47,7 @@ class Lines(Progress):
     def evaluation(self, line: dict[str, Any]) -> None:
         step, speed = line["step"], line["iterations_per_second"]
         self._print(
-            f"{step:>{len(str(self._iterations))}}/{self._iterations}  loss {line['loss']:.4f}  "
+            f"{self._start}{step:>{len(str(self._iterations))}}/{self._iterations}  loss {line['loss']:.4f}  "
             f"{show_headline(self._headline, line['metrics'])}  gradient norm {line['grad_norm']:.2f}  "
             f"{speed:.1f} it/s  {show_seconds((self._iterations - step) / speed)} left"
         )
@@ -55,21 +57,15 @@ class Lines(Progress):
 
 
 class Live(Progress):
-    """A bar that moves, with the loss, the headline metric, the speed and the time left."""
+    """A bar that moves, with the loss, the headline metric, the speed and the time left.
 
-    def __init__(self, console: Console, label: str):
+    Several runs have their bars below each other, in the same `bars`.
+    """
+
+    def __init__(self, console: Console, label: str, bars: Bars | None = None):
         self._label = label
         self._console = console
-        self._bars = Bars(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("[cyan]{task.fields[headline]}"),
-            _Speed(Column(no_wrap=True)),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._bars = bars or _bars(console)
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline = headline
@@ -87,7 +83,22 @@ class Live(Progress):
         self._bars.update(self._bar, headline=show_headline(self._headline, line["metrics"], self._headline.short))
 
     def end(self) -> None:
-        self._bars.stop()
+        self._bars.stop_task(self._bar)
+        if all(bar.stop_time is not None for bar in self._bars.tasks):
+            self._bars.stop()
+
+
+def _bars(console: Console) -> Bars:
+    return Bars(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("[cyan]{task.fields[headline]}"),
+        _Speed(Column(no_wrap=True)),
+        TimeRemainingColumn(),
+        console=console,
+    )
 
 
 class _Speed(ProgressColumn):
@@ -99,6 +110,14 @@ class _Speed(ProgressColumn):
 def progress_for(console: Console, label: str) -> Progress:
     """A live display on a terminal, plain lines anywhere else."""
     return Live(console, label) if console.is_terminal else Lines(console, label)
+
+
+def progress_for_each(console: Console, labels: Iterable[str]) -> list[Progress]:
+    """The same for several runs at once, one for each label."""
+    if console.is_terminal:
+        bars = _bars(console)
+        return [Live(console, label, bars) for label in labels]
+    return [Lines(console, label, is_one_of_many=True) for label in labels]
 
 
 def show_headline(headline: Headline, metrics: dict[str, float | None], name: str | None = None) -> str:

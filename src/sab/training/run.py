@@ -22,9 +22,10 @@ from sab.tasks import TASKS, Task
 from sab.training.config import TrainConfig
 from sab.training.files import write_text, writing
 
-FREE_ON_RESUME = ("iterations", "threads", "checkpoint_every")
-"""Options that may change when a run is resumed. `threads` changes the order of the sums in an iteration, so a run
-equals the uninterrupted one bit for bit at the same number of threads, and to rounding at another."""
+FREE_ON_RESUME = ("iterations", "device", "cuda_graph", "threads", "checkpoint_every")
+"""Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
+so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
+another."""
 
 Status = Literal["finished", "solved", "diverged", "interrupted"]
 
@@ -87,8 +88,11 @@ class RunConfig:
 
     def default_out(self) -> Path:
         """The folder of a run that nobody chose one for."""
-        model = f"{self.model.method}-{self.model.cell}{self.model.hidden_size}"
-        return Path("runs") / f"{self.task.label}-{model}-seed{self.training.seed}"
+        return Path(f"{self.default_out_of_seeds()}-seed{self.training.seed}")
+
+    def default_out_of_seeds(self) -> Path:
+        """The folder for the runs of several seeds that nobody chose one for."""
+        return Path("runs") / f"{self.task.label}-{self.model.method}-{self.model.cell}{self.model.hidden_size}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,207 @@
+"""One run on its way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from sab.training import checkpoint
+from sab.training.checkpoint import TrainingState
+from sab.training.config import TrainConfig
+from sab.training.evaluation import evaluate
+from sab.training.graph import CudaCapture
+from sab.training.progress import Progress
+from sab.training.run import Result, Run, RunConfig, Status, finite, provenance
+from sab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
+
+Ending = tuple[Status, str]
+"""How training ended, and the same in a sentence."""
+
+
+class Trainer:
+    """A run that `begin` starts, `advance` brings an iteration further until there is an `ending`, and `finish` ends.
+
+    Between two calls other runs may have theirs: each has torch's random state to itself and, on a GPU, a stream.
+    """
+
+    def __init__(self, config: RunConfig, out: Path, resume: bool, progress: Progress, device: torch.device):
+        """Makes the run's folder or, to resume, opens it; one that has come to its end has its `result` already."""
+        self.config, self.progress, self.device = config, progress, device
+        self.ending: Ending | None = None
+        self.result: Result | None = None
+        torch.manual_seed(config.training.seed)
+        self.model = config.build_model(device)
+        self.optimizer = build_optimizer(config.training, self.model, device)
+        self._is_new = not resume
+        if resume:
+            self.run = Run.open(out, "out")
+            self.run.check_resumable(config)
+            self.state = checkpoint.load(self.run.checkpoints, config, self.model, self.optimizer)
+            result = self.run.result()
+            if result is not None and (result.status != "finished" or self.state.step == config.training.iterations):
+                self.result = result
+            else:
+                self.run.rewind(self.state.step, config)
+        else:
+            self.run, self.state = Run.create(out, config), TrainingState()
+            self._save()
+        self._random = torch.get_rng_state()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._made = self.state.step
+        self._updates: Updates | None = None
+        self._events: SummaryWriter | None = None
+
+    def begin(self) -> None:
+        """Gets ready for the first iteration."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._turn():
+            self._updates = self._build_updates()
+        self._events = SummaryWriter(str(self.run.path), purge_step=self.state.step + 1)
+        where = f" on {self.device}, into {self.run.path}"
+        self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
+
+    def advance(self, interrupted: bool = False) -> None:
+        """An iteration and what is due after it; or, where none is to follow, the `ending`."""
+        assert self._updates is not None
+        with self._turn():
+            if interrupted:
+                self._read(self._updates)
+            self.ending = self.ending or self._find_ending(interrupted)
+            if self.ending is None:
+                self._iterate(self._updates)
+
+    def finish(self) -> None:
+        """Writes what the run came to, once it has an ending."""
+        assert self.ending is not None
+        status, message = self.ending
+        state, training = self.state, self.config.training
+        self.progress.end()
+        result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(self.device))
+        with self._turn():
+            if status != "diverged":
+                self._save()
+            if status != "interrupted":
+                metrics = evaluate(self.model, self.config.task, training, "test")
+                result = replace(result, metrics=finite(metrics))
+                self.run.finish(result)
+        self.result = result
+
+    def close(self) -> None:
+        """Gives back what the run held, whether or not it came to its end; of one without an iteration, the folder."""
+        if self._updates is not None:
+            self._updates.close()
+            if self.result is None:
+                self.progress.end()
+        if self._events is not None:
+            self._events.close()
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        if self._is_new and self.state.step == 0 and self.result is None:
+            self.run.discard()
+
+    def _build_updates(self) -> Updates:
+        if self._stream is None:
+            return HostUpdates(self.config, self.model, self.optimizer)
+        capture = CudaCapture(self._stream) if self.config.training.cuda_graph else None
+        return DeviceUpdates(self.config, self.model, self.optimizer, self.state.step, self._stream, capture)
+
+    def _iterate(self, updates: Updates) -> None:
+        training = self.config.training
+        updates.make(self._made)
+        self._made += 1
+        is_evaluated = self._made % training.eval_every == 0 or self._made == training.iterations
+        is_saved = self._made % training.checkpoint_every == 0
+        if not (is_evaluated or is_saved or updates.wants_reading()):
+            return
+        self._read(updates)
+        if self.ending is not None:
+            return
+        if is_evaluated:
+            self._evaluate()
+        if is_saved:
+            self._save()
+
+    def _read(self, updates: Updates) -> None:
+        """Counts the updates made so far; the first number among them that was not finite was the last."""
+        before = self.state.step
+        trouble = updates.read(self.state)
+        if self.state.step > before:
+            self.progress.iteration(self.state.step, updates.loss)
+        if trouble is not None:
+            self.ending = "diverged", f"{trouble}; the weights were left as they were before it."
+
+    def _find_ending(self, interrupted: bool) -> Ending | None:
+        """Whether no further iteration is to follow, and why."""
+        headline, training, step = self.config.task.headline, self.config.training, self._made
+        if training.stop_at is not None and self.state.solved_at is not None:
+            return "solved", f"reached {headline.label} {headline.show(training.stop_at)} after {step} iterations."
+        if step >= training.iterations:
+            return "finished", f"finished all {step} iterations."
+        if interrupted:
+            return "interrupted", f"interrupted after {step} iterations."
+        return None
+
+    def _evaluate(self) -> None:
+        """Evaluates, logs, and notes whether the task is solved."""
+        task, training, state = self.config.task, self.config.training, self.state
+        started = time.perf_counter()
+        metrics = evaluate(self.model, task, training, "valid")
+        state.elapsed += time.perf_counter() - started
+        threshold = task.headline.solved if training.stop_at is None else training.stop_at
+        if state.solved_at is None and task.headline.reaches(metrics[task.headline.metric], threshold):
+            state.solved_at = state.step
+        self._log(finite(metrics))
+        # The end of a run may lie between two evaluations of a longer one, which must not see the difference.
+        if state.step % training.eval_every == 0:
+            state.start_window()
+
+    def _log(self, metrics: dict[str, float | None]) -> None:
+        """Tells everyone of an evaluation."""
+        assert self._events is not None
+        state = self.state
+        line = {
+            "step": state.step,
+            "loss": state.loss_sum / state.window,
+            "metrics": metrics,
+            "grad_norm": state.grad_norm_sum / state.window,
+            "grad_norm_max": state.grad_norm_max,
+            "iterations_per_second": state.window / state.seconds,
+            "elapsed": state.elapsed,
+        }
+        self.run.log(line)
+        scalars = {name: line[name] for name in ("loss", "grad_norm", "iterations_per_second")} | metrics
+        for name, value in scalars.items():
+            self._events.add_scalar(name, math.nan if value is None else value, state.step)
+        self._events.flush()
+        self.progress.evaluation(line)
+
+    def _save(self) -> None:
+        checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Torch's random state and current stream are this run's for a while."""
+        torch.set_rng_state(self._random)
+        with torch.cuda.stream(self._stream):  # None changes nothing
+            yield
+        self._random = torch.get_rng_state()
+
+
+@contextmanager
+def torch_settings(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Torch's random state and threads are the runs' own for a while, then the caller's again."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.set_num_threads(config.threads or threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

@@ -1,0 +1,184 @@
+"""Updates of a model's weights: batch, forward, backward, clip, Adam.
+
+On the CPU each one is looked at before the next. On a GPU to look is to wait, so there nothing is looked at until
+somebody asks: losses and gradient norms gather on the device, and so does the knowledge that one was not finite, which
+keeps Adam from every update from there on. Either way a run that breaks has the weights from before it did.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from sab.training.batches import Batches
+from sab.training.checkpoint import TrainingState
+from sab.training.config import TrainConfig
+from sab.training.evaluation import predict
+from sab.training.graph import Capture, Graphs
+from sab.training.run import RunConfig
+
+SECONDS_UNREAD = 0.1
+"""How long a GPU goes on before somebody looks at what it did."""
+MOST_UNREAD = 1024
+"""How many updates it makes in that time at most."""
+MOST_ON_THEIR_WAY = 8
+"""How many updates the host may be ahead of the device, which has to be able to stop."""
+
+
+class Updates(ABC):
+    """Makes one update after the other, and tells about them when it is asked to."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer):
+        self._config, self._model, self._optimizer = config, model, optimizer
+        self.loss = math.nan
+        """The loss of the last update that was read."""
+
+    @abstractmethod
+    def make(self, step: int) -> None:
+        """The update number `step`, from 0."""
+
+    @abstractmethod
+    def wants_reading(self) -> bool:
+        """Whether it is time to read, although nobody needs the numbers."""
+
+    @abstractmethod
+    def read(self, state: TrainingState) -> str | None:
+        """Counts the updates since the last reading in `state`; tells which number was not finite, if one was.
+
+        No update counts, or was made, from there on.
+        """
+
+    def close(self) -> None:  # noqa: B027: most hold nothing
+        """Gives back what is held outside of Python's memory."""
+
+    def _descend(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the norm of the gradient that the parameters then have, clipped."""
+        loss = self._config.task.loss(predict(self._model, inputs, self._config.training), targets)
+        self._optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.training.clip or math.inf)
+        return loss.detach(), norm
+
+    def _count(self, state: TrainingState, seconds: float, loss: float, norm: float) -> str | None:
+        for what, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                return f"the {what} of iteration {state.step + 1} is {value}"
+        self.loss = loss
+        state.count(seconds, loss, norm)
+        return None
+
+
+class HostUpdates(Updates):
+    """Updates on the CPU."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer):
+        super().__init__(config, model, optimizer)
+        self._unread: tuple[float, float, float] | None = None
+
+    def make(self, step: int) -> None:
+        training = self._config.training
+        started = time.perf_counter()
+        batch = self._config.task.batch(training.seed, step, training.batch_size, "train", "cpu", training.dtype)
+        loss, norm = (number.item() for number in self._descend(*batch))
+        if math.isfinite(loss) and math.isfinite(norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = training.lr_at(step)
+            self._optimizer.step()
+        self._unread = time.perf_counter() - started, loss, norm
+
+    def wants_reading(self) -> bool:
+        return True
+
+    def read(self, state: TrainingState) -> str | None:
+        unread, self._unread = self._unread, None
+        return None if unread is None else self._count(state, *unread)
+
+
+class DeviceUpdates(Updates):
+    """Updates on a GPU, on a stream of their own, of which the host never waits for a single one.
+
+    `capture` makes them CUDA graphs; None runs them kernel by kernel, with the same result.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        first: int,
+        stream: torch.cuda.Stream | None,
+        capture: Capture | None,
+    ):
+        super().__init__(config, model, optimizer)
+        self._stream = stream
+        self._device = next(model.parameters()).device
+        self._batches = Batches(config, first)
+        self._rate: Tensor = optimizer.param_groups[0]["lr"]
+        self._rate_set: float | None = None
+        self._found = torch.zeros(MOST_UNREAD, 2, dtype=torch.float64, device=self._device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
+        # As gradient scaling has it: Adam leaves everything as it is while this is 1.
+        self._broken = optimizer.found_inf = torch.zeros((), device=self._device)  # pyright: ignore[reportAttributeAccessIssue]
+        self._update = Graphs(self._eagerly, self._device, capture) if capture is not None else self._eagerly
+        self._on_their_way = [torch.cuda.Event(blocking=True) for _ in range(MOST_ON_THEIR_WAY if stream else 0)]
+        self._unread = 0
+        self._since = 0.0
+
+    def make(self, step: int) -> None:
+        if self._unread == 0:
+            self._since = time.perf_counter()
+        rate = self._config.training.lr_at(step)
+        if rate != self._rate_set:
+            self._rate.fill_(rate)
+            self._rate_set = rate
+        batch = self._batches.take()
+        if self._stream is None:
+            self._update(*batch)
+        else:
+            event = self._on_their_way[step % MOST_ON_THEIR_WAY]
+            event.synchronize()
+            self._update(*(tensor.pin_memory() for tensor in batch))  # a copy from elsewhere waits for the device
+            event.record(self._stream)
+        self._unread += 1
+
+    def _eagerly(self, inputs: Tensor, targets: Tensor) -> None:
+        """One update, in which nothing waits for the device."""
+        inputs, targets = (tensor.to(self._device, non_blocking=True) for tensor in (inputs, targets))
+        found = torch.stack(self._descend(inputs, targets))
+        self._found.index_copy_(0, self._place, found.double().unsqueeze(0))
+        self._place.add_(1)
+        self._broken.masked_fill_(~torch.isfinite(found).all(), 1.0)
+        self._optimizer.step()
+
+    def wants_reading(self) -> bool:
+        return self._unread == MOST_UNREAD or time.perf_counter() - self._since > SECONDS_UNREAD
+
+    def read(self, state: TrainingState) -> str | None:
+        if self._unread == 0:
+            return None
+        found = self._found[: self._unread].tolist()
+        seconds = (time.perf_counter() - self._since) / self._unread
+        self._unread = 0
+        self._place.zero_()
+        for loss, norm in found:
+            trouble = self._count(state, seconds, loss, norm)
+            if trouble is not None:
+                return trouble
+        return None
+
+    def close(self) -> None:
+        self._batches.close()
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
+    """Adam; on a GPU in one kernel, with all it depends on there, so that it can be part of a CUDA graph."""
+    if device.type == "cpu":
+        return torch.optim.Adam(model.parameters(), lr=config.lr)
+    rate = torch.tensor(config.lr, dtype=torch.float32, device=device)
+    adam = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+    adam._warned_capturable_if_run_uncaptured = True  # pyright: ignore[reportAttributeAccessIssue]  # it is both
+    return adam
