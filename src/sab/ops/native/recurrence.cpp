@@ -108,9 +108,8 @@ void multiply(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_
 
 // Functions
 
-// exp(x) - 1 for float without branches, so that loops over it vectorise: x = i ln 2 + r, and the powers of r are summed
-// without the leading 1, which keeps small x exact to rounding.
-inline void split_exponential(float x, float &power, float &rest) {
+// exp for float without branches, so that loops over it vectorise: x = i ln 2 + r, and a polynomial in r.
+inline float exponential(float x) {
     x = std::min(std::max(x, -87.0f), 88.0f);
     float i = std::nearbyint(x * 1.44269504f);
     float r = (x - i * 0.693359375f) + i * 2.12194440e-4f;
@@ -120,21 +119,29 @@ inline void split_exponential(float x, float &power, float &rest) {
     sum = sum * r + 1.0f / 24;
     sum = sum * r + 1.0f / 6;
     sum = sum * r + 0.5f;
-    rest = sum * r * r + r;
+    sum = sum * r + 1.0f;
+    sum = sum * r + 1.0f;
     int32_t bits = (static_cast<int32_t>(i) + 127) << 23;
+    float power;
     memcpy(&power, &bits, sizeof power);
+    return power * sum;
 }
-
-inline float exponential(float x) {
-    float power, rest;
-    split_exponential(x, power, rest);
-    return power * rest + power;
-}
+// tanh for float as x P(x^2) / Q(x^2), fitted for the least relative error on (0, 9], where tanh rounds to 1: within
+// 4e-7, and half the work of going through exp.
 inline float hyperbolic_tangent(float x) {
-    float power, rest;
-    split_exponential(-2 * std::fabs(x), power, rest);
-    float less_one = power * rest + (power - 1);
-    return std::copysign(-less_one / (2 + less_one), x);
+    x = std::min(std::max(x, -9.0f), 9.0f);
+    float y = x * x;
+    float p = 1.3354175563680724e-08f;
+    p = p * y + 2.060880262868038e-05f;
+    p = p * y + 0.003495574835553999f;
+    p = p * y + 0.13381015819261308f;
+    p = p * y + 0.9999999795295691f;
+    float q = 7.776379252277114e-07f;
+    q = q * y + 0.00032856103632927086f;
+    q = q * y + 0.025876935844160124f;
+    q = q * y + 0.46714331461773684f;
+    q = q * y + 1.0f;
+    return std::min(std::max(x * p / q, -1.0f), 1.0f);
 }
 inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
 
