@@ -29,6 +29,7 @@ from sab.training.run import Result
 
 TINY = ["--hidden-size", "6", "--k-top", "2", "--k-trunc", "4", "--batch-size", "3"]
 TINY += ["--iterations", "6", "--eval-every", "3", "--eval-batches", "1", "--threads", "1"]
+SEEDS = "--seeds must be different whole numbers of at least 0 with commas between them"
 COPYING = ["train", "copying", "--length", "2", *TINY]
 Capture = pytest.CaptureFixture[str]
 
@@ -96,7 +97,7 @@ def test_train_has_the_flags_of_its_dataclasses(capsys: Capture) -> None:
     told = capsys.readouterr().out
     flags = """--length --encoding --method --cell --hidden-size --num-layers --k-top --k-att --k-trunc --scorer
         --weighting --forward --incorporate --readout --iterations --batch-size --lr --clip --seed --device
-        --precision --threads --eval-every --stop-at --out --resume"""
+        --precision --cuda-graph --no-cuda-graph --threads --eval-every --stop-at --seeds --out --resume"""
     for flag in flags.split():
         assert f" {flag} " in told or f" {flag}," in told, flag
     assert "(default: 20000)" in told, "the task's recipe"
@@ -260,6 +261,17 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
         (["train", "copying", "--lr", "nan"], "--lr must be a finite number above 0; got nan."),
         (["train", "copying", "--clip", "-1"], "--clip must be a finite number above 0; got -1.0."),
         (["train", "copying", "--seed", "-1"], "--seed must be a whole number of at least 0; got -1."),
+        (["train", "copying", "--seeds", "0,0"], f"{SEEDS}; got '0,0'."),
+        (["train", "copying", "--seeds", "a"], f"{SEEDS}; got 'a'."),
+        (["train", "copying", "--seeds", "0,,1"], f"{SEEDS}; got '0,,1'."),
+        (["train", "copying", "--seeds", "0,-1"], f"{SEEDS}; got '0,-1'."),
+        (["train", "copying", "--seeds", "1e3"], f"{SEEDS}; got '1e3'."),
+        (["train", "copying", "--seeds", ""], "--seeds must not be empty; got ''."),
+        (["train", "copying", "--seeds", "9" * 20], "--seeds must be a whole number of at least 0, and at most"),
+        (["train", "copying", "--seeds", "0,1", "--seed", "2"], "--seeds must not be given together with --seed"),
+        (["train", "copying", "--seed=2", "--seeds=0,1"], "--seeds must not be given together with --seed; got both."),
+        (["train", "copying", "--seeds", "0", "--out", "file"], "--out 'file/seed-0' must be a place that can be"),
+        (["train", "copying", "--seeds", "0", "--out", "no", "--resume"], "--out 'no/seed-0' must be the folder of a"),
         (["train", "copying", "--eval-every", "0"], "--eval-every must be a whole number of at least 1; got 0."),
         (["train", "copying", "--threads", "0"], "--threads must be a whole number of at least 1, or None; got 0."),
         (["train", "copying", "--method", "tbptt", "--k-trunc", "None"], "--k-trunc must be a whole number"),
@@ -430,6 +442,66 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(capsys: Capture) -> N
     config.write_text(config.read_text().replace('"iterations": 100000', f'"iterations": {step + 1}'))
     assert run("train", "copying", "--out", "a run", "--resume") == 0
     assert json.loads(Path("a run/result.json").read_text())["iterations"] == step + 1
+
+
+def test_seeds_side_by_side(capsys: Capture) -> None:
+    assert run(*COPYING, "--seeds", "0, 2", "--out", "my runs") == 0
+    *_, first, second, where = capsys.readouterr().out.splitlines()
+    assert first.startswith("Seed 0: finished all 6 iterations. On unseen data: accuracy on the last 10 ")
+    assert second.startswith("Seed 2: finished all 6 iterations. On unseen data: ")
+    assert where == "The runs are in my runs; see the first with: sab plot 'my runs/seed-0'"
+    for seed in (0, 2):
+        alone, among = Path(f"alone-{seed}"), Path(f"my runs/seed-{seed}")
+        assert run(*COPYING, "--seed", str(seed), "--out", alone) == 0
+        assert Run.open(among).config == Run.open(alone).config
+        assert (among / "checkpoint/step-00000006/model.safetensors").read_bytes() == (
+            alone / "checkpoint/step-00000006/model.safetensors"
+        ).read_bytes()
+    assert run("info", "my runs/seed-2") == 0
+
+
+def test_seeds_have_a_folder_of_their_own_by_default() -> None:
+    assert run(*COPYING, "--seeds", "1,0") == 0
+    assert sorted(map(str, Path("runs").glob("*/*"))) == [f"runs/copying-2-sab-lstm6/seed-{seed}" for seed in (0, 1)]
+
+
+def test_a_seed_that_diverges_is_no_success(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = Copying.loss
+    monkeypatch.setattr(Copying, "loss", lambda *arguments: loss(*arguments) * float("nan"))
+    assert run(*COPYING, "--seeds", "0,1", "--out", "run") == 1
+    assert "Seed 1: the loss of iteration 1 is nan; " in capsys.readouterr().out
+
+
+def test_ctrl_c_with_several_seeds_writes_all_checkpoints_and_says_how_to_resume(capsys: Capture) -> None:
+    options = [*COPYING, "--out", "my runs", "--seeds", "0,1", "--iterations", "100000", "--checkpoint-every", "100000"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "sab", *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not Path("my runs/seed-1/metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (130, "")
+    *_, first, second, resume = out.splitlines()
+    assert re.fullmatch(r"Seed 0: interrupted after \d+ iterations\.", first)
+    assert re.fullmatch(r"Seed 1: interrupted after \d+ iterations\.", second)
+    assert resume == "Resume with: sab train copying --out 'my runs' --seeds 0,1 --resume"
+    for seed in (0, 1):
+        (checkpoint,) = Path(f"my runs/seed-{seed}/checkpoint").iterdir()
+        assert int(checkpoint.name.removeprefix("step-")) >= 3
+    steps = [int(line.split()[4]) for line in (first, second)]
+    for seed in (0, 1):  # the very command, only that the end is near enough to wait for
+        config = Path(f"my runs/seed-{seed}/config.json")
+        config.write_text(config.read_text().replace('"iterations": 100000', f'"iterations": {max(steps) + 1}'))
+    assert run("train", "copying", "--out", "my runs", "--seeds", "0,1", "--resume") == 0
+    for seed in (0, 1):
+        assert json.loads(Path(f"my runs/seed-{seed}/result.json").read_text())["iterations"] == max(steps) + 1
 
 
 def test_ctrl_c_where_there_is_nothing_to_keep(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

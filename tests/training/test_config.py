@@ -25,6 +25,7 @@ from sab.training.config import TrainConfig, resolve_device
         ("seed", -1),
         ("device", "tpu"),
         ("precision", "float8"),
+        ("cuda_graph", 1),
         ("threads", 0),
         ("eval_every", 0),
         ("eval_batches", 0),

@@ -87,6 +87,7 @@ def test_resuming_may_change_what_computes_nothing(tmp_path: Path, config: RunCo
     run.check_resumable(
         replace(config, training=replace(config.training, iterations=99, threads=7, checkpoint_every=50))
     )
+    run.check_resumable(replace(config, training=replace(config.training, device="cuda", cuda_graph=False)))
 
 
 def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp_path: Path, config: RunConfig) -> None:

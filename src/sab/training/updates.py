@@ -52,7 +52,7 @@ class Updates(ABC):
         No update counts, or was made, from there on.
         """
 
-    def close(self) -> None:  # noqa: B027: most hold nothing
+    def close(self) -> None:  # noqa: B027
         """Gives back what is held outside of Python's memory."""
 
     def _descend(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
