@@ -19,7 +19,7 @@ from sab.errors import TypeMistake, ValueMistake, check_bool, check_choice, chec
 from sab.incorporations import INCORPORATIONS
 from sab.ops import dispatch
 from sab.ops.operation import is_autocast
-from sab.ops.types import LayerState, LayerWeights
+from sab.ops.types import LayerResult, LayerState, LayerWeights
 from sab.scorers import SCORERS, ScorerWeights
 from sab.state import Attention, SABState
 
@@ -217,19 +217,22 @@ class _SABLayer(nn.Module):
         """
         x, lengths, packed = self._time_major(input, lengths)
         unbatched = isinstance(input, Tensor) and input.dim() == 2
-        state = self._initial_state(hx, x, unbatched)
-        output, state, attention = self._run_layers(x, lengths, state)
+        hx = self._initial_state(hx, x, unbatched)
+        output, state, make_attention = self._run_layers(x, lengths, hx)
         result: Input = output
         if unbatched:
             result, state = output.squeeze(1), state._without_batch()
-            attention = attention.map(lambda tensor: tensor.squeeze(-2))
         elif self.batch_first:
             result = output.transpose(0, 1)
-            attention = attention.map(lambda tensor: tensor.transpose(-3, -2))
         if packed is not None:
             result = _pack_like(packed, output)
         if not return_attention:
             return result, state
+        attention = make_attention()
+        if unbatched:
+            attention = attention.map(lambda tensor: tensor.squeeze(-2))
+        elif self.batch_first:
+            attention = attention.map(lambda tensor: tensor.transpose(-3, -2))
         missing = self.config.k_top - attention.numbers.shape[-1]
         padded = F.pad(attention.numbers, (0, missing), value=-1), F.pad(attention.weights, (0, missing))
         return result, state, Attention(*padded, attention.summary)
@@ -276,20 +279,19 @@ class _SABLayer(nn.Module):
             raise ValueMistake(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
         return x, lengths, packed
 
-    def _initial_state(self, hx: InitialState | None, x: Tensor, unbatched: bool) -> SABState:
-        """`hx` as a SABState of this layer, checked; zeros and an empty memory where there is none."""
+    def _initial_state(self, hx: InitialState | None, x: Tensor, unbatched: bool) -> SABState | None:
+        """`hx` as a SABState of this layer, checked; None where there is none."""
+        if hx is None:
+            return None
         if isinstance(hx, SABState):
             state = hx._with_batch() if unbatched and hx.h.dim() == 2 else hx
             self._check_state(state, x, unbatched)
             return state
         layers, batch, n, dtype = len(self._suffixes), x.shape[1], self.hidden_size, self._dtype
         has_c = CELLS[self.cell].has_c
-        if hx is None:
-            given = [x.new_zeros(layers, batch, n, dtype=dtype) for _ in range(2 if has_c else 1)]
-        else:
-            given = _as_tensors(hx, "(h, c) or a SABState" if has_c else "h or a SABState", 2 if has_c else 1)
-            if unbatched:
-                given = [tensor.unsqueeze(1) for tensor in given]
+        given = _as_tensors(hx, "(h, c) or a SABState" if has_c else "h or a SABState", 2 if has_c else 1)
+        if unbatched:
+            given = [tensor.unsqueeze(1) for tensor in given]
         state = SABState(
             h=given[0],
             c=given[1] if has_c else None,
@@ -298,8 +300,7 @@ class _SABLayer(nn.Module):
             numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
             steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         )._with_seen(0)
-        if hx is not None:
-            self._check_state(state, x, unbatched)
+        self._check_state(state, x, unbatched)
         return state
 
     def _check_state(self, state: SABState, x: Tensor, unbatched: bool) -> None:
@@ -326,34 +327,46 @@ class _SABLayer(nn.Module):
         if not torch.compiler.is_compiling() and state.steps.min() < 0:
             raise ValueMistake(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
 
-    def _run_layers(self, x: Tensor, lengths: Tensor | None, state: SABState) -> tuple[Tensor, SABState, Attention]:
+    def _run_layers(
+        self, x: Tensor, lengths: Tensor | None, state: SABState | None
+    ) -> tuple[Tensor, SABState, Callable[[], Attention]]:
         config = self.config
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, by a wrapper of it say
-        most = state.microstates.shape[2] + math.ceil(len(x) / config.k_att)
+        most = math.ceil(len(x) / config.k_att) + (0 if state is None else state.microstates.shape[2])
         if config.k_top > most:  # so many there are not, and buffers of k_top would be all padding
             config = replace(config, k_top=most)
-        states, attentions = [], []
-        seen = _seen(state)
+        results: list[LayerResult] = []
+        seen = 0 if state is None else _seen(state)
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
                 index = layer * self._directions + direction
                 x_directed = _reverse(x, lengths) if direction == 1 else x
-                output, layer_state, attention = dispatch.recurrence(
-                    x_directed, lengths, _layer_state(state, index, seen), self._weights(index), self.cell, config
-                )
-                if direction == 1:
-                    output = _reverse(output, lengths)
-                    attention = attention.map(lambda tensor: _reverse(tensor, lengths))
-                outputs.append(output)
-                states.append(layer_state)
-                attentions.append(attention)
+                layer_state = None if state is None else _layer_state(state, index, seen)
+                result = dispatch.recurrence(x_directed, lengths, layer_state, self._weights(index), self.cell, config)
+                results.append(result)
+                outputs.append(_reverse(result.output, lengths) if direction == 1 else result.output)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        end = _stack_states(states)._with_seen(None if seen is None else _seen_after(seen, len(x), lengths))
-        return x, end, _stack_attentions(attentions)
+
+        def end() -> SABState:
+            return _stack_states([make() for make in states])
+
+        def attention() -> Attention:
+            attentions = [result.attention() for result in results]
+            if self.bidirectional:
+                attentions[1::2] = [
+                    backward.map(lambda tensor: _reverse(tensor, lengths)) for backward in attentions[1::2]
+                ]
+            return _stack_attentions(attentions)
+
+        states = [result.state for result in results]
+        seen = None if seen is None else _seen_after(seen, len(x), lengths)
+        if _is_made_at_once(x):
+            return x, end()._with_seen(seen), attention
+        return x, SABState._made_when_asked_for(end, seen), attention
 
     def _weights(self, index: int) -> LayerWeights:
         suffix = self._suffixes[index]
@@ -375,7 +388,7 @@ class _SABLayer(nn.Module):
         """Name of the backend that a call with these arguments takes."""
         x, _, _ = self._time_major(input, None)
         state = self._initial_state(hx, x, isinstance(input, Tensor) and input.dim() == 2)
-        layer_state = _layer_state(state, 0, _seen(state))
+        layer_state = None if state is None else _layer_state(state, 0, _seen(state))
         return dispatch.choose(x, layer_state, self._weights(0), self.cell, self.config)
 
     def compact(self, state: SABState) -> SABState:
@@ -540,6 +553,11 @@ def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
         padded = padded[:, packed.sorted_indices]
     data = torch.cat([padded[step, :size] for step, size in enumerate(sizes.tolist())])
     return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+
+
+def _is_made_at_once(x: Tensor) -> bool:
+    """Whether the state belongs to what is being recorded, so that it cannot be made later."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _seen(state: SABState) -> int | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,6 +40,42 @@ class SABState:
     _seen: int | None = field(default=None, init=False, repr=False)
     """How many steps all rows have seen where every row uses every slot, so that no one need look at `numbers`, which
     on a GPU would wait for the device; None where that is not known. `dataclasses.replace` forgets it."""
+
+    @classmethod
+    def _made_when_asked_for(cls, make: Callable[[], SABState], seen: int | None) -> SABState:
+        """The state that `make` gives, which is called when one of its tensors is first looked at.
+
+        Most states never are: on a GPU it may take longer to make one than to run the layer.
+        """
+        state = object.__new__(cls)
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        state.__dict__.update(_seen=seen, _make=(make, modes))
+        return state
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A field of a state that has not been made yet."""
+            if name not in _FIELDS or "_make" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self._complete()
+            return self.__dict__[name]
+
+    def _complete(self) -> SABState:
+        """This state with all of its tensors made."""
+        pending = self.__dict__.get("_make")
+        if pending is not None:
+            make, (grad, inference) = pending
+            # As where the layer was called: a look at it under no_grad does not cut it off from its gradient.
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                made = make()
+            for name in _FIELDS:
+                self.__dict__[name] = getattr(made, name)
+            del self.__dict__["_make"]
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._complete().__dict__.copy()
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.h
@@ -99,6 +135,9 @@ class SABState:
         unbatched = self._replace_floats(lambda tensor: tensor.squeeze(1))
         unbatched = replace(unbatched, numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
         return unbatched._with_seen(self._seen)
+
+
+_FIELDS = frozenset(entry.name for entry in fields(SABState) if entry.init)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,13 @@ LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
 
 
-def unsupported(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> str | None:
+def unsupported(
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> str | None:
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}"
-    if operation.compute_type(x, state) not in (torch.float32, torch.float64):
+    if operation.compute_type(x, weights) not in (torch.float32, torch.float64):
         return "it computes in float32 and float64 alone"
     if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
         return "it does not have this cell, weighting or incorporation"
@@ -64,8 +66,14 @@ class _Arguments(ctypes.Structure):
             setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
 
 
+def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
+    """Nothing: each loop has its own panels of the weights."""
+
+
 def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
     """Run the steps in order; see `sab.ops.operation` for what is in the buffers."""
+    operation.blank(plan, buffers)
+    weights = operation.cast(weights, weights.w_hh.dtype)
     store, w_hh = buffers["store"], weights.w_hh
     arguments = _arguments(plan, weights)
     bias = store.new_zeros(len(w_hh)) if weights.b_hh is None else weights.b_hh
@@ -83,6 +91,8 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
 
 def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
     """Run the steps in reverse order; see `sab.ops.operation` for what is in the buffers."""
+    operation.blank_work(work)
+    weights = operation.cast(weights, weights.w_hh.dtype)
     store, w_hh = buffers["store"], weights.w_hh
     arguments = _arguments(plan, weights)
     packed = {"w_hidden_back": _pack(w_hh, transposed=False)}
@@ -93,7 +103,11 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
     if weights.w_incorporate is not None:
         packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
-    arguments.set(**buffers, **work, **packed, **scratch)
+    if plan.config.k_top > 0:  # the loop makes what comes from outside the whole gradient, in place
+        for name, like in (("dsummary", "summary"), ("dweights", "weights")):
+            given = work[name]
+            scratch[name] = torch.zeros_like(buffers[like]) if given is None else given.clone()
+    arguments.set(**buffers, **work | scratch, **packed)
     _run("backward", store.dtype, arguments, w_hh.nbytes)
 
 

@@ -24,13 +24,13 @@ logger = logging.getLogger("sab")
 class Backend(NamedTuple):
     """One implementation of the operation."""
 
-    run: Callable[[Tensor, Tensor | None, LayerState, LayerWeights, str, SABConfig], LayerResult]
-    unsupported: Callable[[Tensor, LayerState, LayerWeights, str, SABConfig], str | None]
+    run: Callable[[Tensor, Tensor | None, LayerState | None, LayerWeights, str, SABConfig], LayerResult]
+    unsupported: Callable[[Tensor, LayerState | None, LayerWeights, str, SABConfig], str | None]
     """Why it cannot run a configuration, or None where it can."""
 
 
 def _triton_unsupported(
-    x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> str | None:
     # Interpreted kernels are for tests: `auto` never takes them.
     is_interpreted = config.backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -71,14 +71,22 @@ BACKENDS: dict[str, Backend] = {
 
 
 def recurrence(
-    x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
+    x: Tensor,
+    lengths: Tensor | None,
+    state: LayerState | None,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
 ) -> LayerResult:
-    """Run one layer in one direction over a sequence with the backend that the configuration asks for."""
+    """Run one layer in one direction over a sequence with the backend that the configuration asks for.
+
+    None for a state is a fresh one: zeros and an empty memory.
+    """
     backend = BACKENDS[choose(x, state, weights, cell_name, config)]
     return backend.run(x, lengths, state, weights, cell_name, config)
 
 
-def choose(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:
+def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:
     """The name of the backend that runs a call."""
     if config.backend != "auto":
         reason = BACKENDS[config.backend].unsupported(x, state, weights, cell_name, config)

@@ -2,25 +2,29 @@
 
 What does not depend on the device is here: the buffers, the input's part of the gates before the loop over time, the
 weights' gradients after it, each a single matrix product. The two loops over time are an engine's: a module with
-`forward(plan, weights, buffers)` and `backward(plan, weights, buffers, work)` that fill what they are given.
+`forward(plan, weights, buffers)` and `backward(plan, weights, buffers, work)` that fill what they are given, and
+`pack(plan, weights, compute)`, which gives the weights as both loops read them, or None. For small sizes a call's time
+is that of its small operations on tensors, not of the loops, so none is made that can be spared: what few look at is
+made when it is asked for, and only engines that need it fill buffers before their loops.
 
 Time comes first in every buffer but `keys`. The compute type is that of products; the state type is the same but for
 bfloat16, where sums over many steps are kept in float32.
 
-| buffer | shape | before the forward loop | after it |
-|---|---|---|---|
-| store | [F + 1 + T, B, n] | F microstates, then the initial h | and the T hidden states |
-| c | [T + 1, B, n], or 0 without c | the initial c | and the T cell states |
-| gates | [T, B, G] compute type | the input's part | activated |
-| hidden_new | [T, B, n] compute type, or 0 but for the GRU | | W_hn h + b_hn |
-| h_hat | [T, B, n] | | provisional hidden states |
-| query | [T, B, d], d = 0 for the affine scorers | | what is scored against the keys |
-| keys | [B, S, d] compute type | those of the first F slots | all |
-| weights | [T, B, k_top] | 0 | of the selected |
-| selected | [T, B, k_top] int32 | -1 | slots |
-| norms | [T, B] | | divisor of relu_norm |
-| summary | [T, B, n] | 0 | what was read |
-| lengths | [B] int64 on the device, or None | where rows end | |
+| buffer | where there is one | shape | before the forward loop | after it |
+|---|---|---|---|---|
+| store | always | [F + 1 + T, B, n] | F microstates, then the initial h | and the T hidden states |
+| c | LSTM | [T + 1, B, n] | the initial c | and the T cell states |
+| gates | always | [T, B, G] compute type | the input's part | activated |
+| hidden_new | GRU | [T, B, n] compute type | | W_hn h + b_hn |
+| h_hat | always | [T, B, n] | | provisional hidden states |
+| query | mlp, dot | [T, B, d] | | what is scored against the keys |
+| keys | k_top > 0 | [B, S, d] compute type | those of the first F slots | all |
+| weights | k_top > 0 | [T, B, k_top] | | of the selected, else 0 |
+| selected | k_top > 0 | [T, B, k_top] int32 | | slots, else -1 |
+| norms | relu_norm | [T, B] | | divisor of relu_norm |
+| summary | k_top > 0 | [T, B, n] | | what was read, else 0 |
+| packed | where the engine packs | its own | the weights | |
+| lengths | where rows end early | [B] int64 on the device | where rows end | |
 
 A microstate is not copied: that of slot s is row s of `store` for the first F slots, and else the row of the hidden
 state it is. Past its end a row is 0 in every buffer, and has selected nothing.
@@ -30,9 +34,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +49,8 @@ from sab.state import Attention
 
 ENGINES = {"cpu": "sab.ops.cpu", "triton": "sab.ops.triton.engine"}
 """The modules that run the loops over time, by name."""
+AFFINE = ("affine", "affine_tanh")
+"""The scorers whose keys are numbers, and decide alone what is selected."""
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """What the operation computes in; an engine may do without some."""
 _engines: dict[str, Any] = {}
@@ -71,12 +76,17 @@ class Plan:
     @property
     def is_affine(self) -> bool:
         """Whether keys are numbers, and decide alone what is selected."""
-        return self.config.k_top > 0 and self.config.scorer in ("affine", "affine_tanh")
+        return self.config.k_top > 0 and self.config.scorer in AFFINE
 
     @property
     def first_kept(self) -> int:
         """The first step, from 0, whose hidden state is kept."""
         return self.config.k_att - 1 - self.seen % self.config.k_att
+
+    @property
+    def first_read(self) -> int:
+        """The first step, from 0, that has something to read; it may lie past the last."""
+        return 0 if self.first_slots > 0 or self.config.k_top == 0 else self.first_kept + 1
 
     def keeps(self, t: int) -> bool:
         """Whether the hidden state of step t is kept."""
@@ -94,7 +104,7 @@ class Plan:
 
 
 class Weights(NamedTuple):
-    """What the loops need of a layer's parameters, in the compute type, contiguous; None where there is none."""
+    """What the loops need of a layer's parameters, as they are; None where there is none."""
 
     w_hh: Tensor
     b_hh: Tensor | None
@@ -112,9 +122,9 @@ def is_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def compute_type(x: Tensor, state: LayerState) -> torch.dtype:
+def compute_type(x: Tensor, weights: LayerWeights) -> torch.dtype:
     """The type of the products: the layer's, or autocast's."""
-    dtype, device = state.h.dtype, x.device.type
+    dtype, device = weights.w_hh.dtype, x.device.type
     if dtype != torch.float64 and is_autocast(device):
         return torch.get_autocast_dtype(device)
     return dtype
@@ -133,17 +143,18 @@ def allow_tf32() -> bool:
     return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def unsupported(x: Tensor, state: LayerState, weights: LayerWeights) -> str | None:
+def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> str | None:
     """Why no engine can run a configuration, or None where one may."""
-    compute = compute_type(x, state)
+    compute = compute_type(x, weights)
     if compute not in TYPES:
         return f"it does not compute in {compute}"
-    own = [weight for weight in (*weights, *weights.scorer) if isinstance(weight, Tensor)]
-    if any(weight.dtype != state.h.dtype or weight.device != x.device for weight in own):
-        return "the parameters differ from the input in type or device"
+    dtype, device = weights.w_hh.dtype, x.device
+    for weight in (*weights, *weights.scorer):
+        if isinstance(weight, Tensor) and (weight.dtype != dtype or weight.device != device):
+            return "the parameters differ from the input in type or device"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "function transforms are active"
-    if state.seen is None:
+    if state is not None and state.seen is None:
         return "the rows of the state have seen different numbers of steps"
     return None
 
@@ -152,25 +163,26 @@ def run(
     engine: str,
     x: Tensor,
     lengths: Tensor | None,
-    state: LayerState,
+    state: LayerState | None,
     weights: LayerWeights,
     cell_name: str,
     config: SABConfig,
 ) -> LayerResult:
     """As `reference.run`, with the loops of an engine; all rows must have seen the same number of steps."""
-    seen = state.seen
+    seen = 0 if state is None else state.seen
     assert seen is not None
     scorer = weights.scorer if config.k_top > 0 else ScorerWeights()
-    tensors = (x, state.h, state.c, state.microstates, state.keys, *weights[:4], *scorer, *weights[5:])
+    tensors = (x, *(_FRESH if state is None else state[:4]), *weights[:4], *scorer, *weights[5:])
     saves = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    scorer_name = config.scorer if isinstance(config.scorer, str) else DEFAULT_SCORER  # a callable: there is no memory
     device_lengths = None if lengths is None else lengths.to(x.device, non_blocking=True)
-    result = torch.ops.sab.recurrence(
+    outputs = torch.ops.sab.recurrence.default(
         x,
         device_lengths,
         *tensors[1:],
         engine,
         cell_name,
-        config.scorer if isinstance(config.scorer, str) else DEFAULT_SCORER,  # a callable: there is no memory
+        scorer_name,
         config.weighting,
         config.forward,
         config.incorporate,
@@ -178,91 +190,142 @@ def run(
         config.k_att,
         config.k_trunc or 0,
         seen,
-        compute_type(x, state),
+        compute_type(x, weights),
         saves,
     )
-    hidden, cells, keys, attended, selected, summary = result[:6]
-    dtype, (steps, batch) = state.h.dtype, x.shape[:2]
-    keys, attended, summary = keys.to(dtype), attended.to(dtype), summary.to(dtype)
-    first_slots, slots = state.numbers.shape[1], keys.shape[1]
-    first_number = seen // config.k_att
-    numbers = torch.arange(first_number, first_number + slots - first_slots, device=x.device)
-    numbers = numbers.expand(batch, -1).contiguous()
-    late = None
-    if device_lengths is not None:
-        late = F.pad((numbers + 1) * config.k_att - seen > device_lengths.unsqueeze(1), (first_slots, 0))
-    if first_slots > 0:
-        numbers = torch.cat([state.numbers, numbers], dim=1)
-        slot = selected.transpose(0, 1).flatten(1).long() % (slots + 1)
-        chosen = F.pad(numbers, (0, 1), value=-1).gather(1, slot)
-        chosen = chosen.view(batch, steps, config.k_top).transpose(0, 1)
-    else:
-        chosen = selected.long()
-        if first_number > 0:
-            chosen = torch.where(chosen < 0, -1, chosen + first_number)
-    microstates = state.microstates
-    if slots > first_slots:
-        kept = hidden[config.k_att - 1 - seen % config.k_att :: config.k_att].transpose(0, 1)
-        microstates = torch.cat([microstates, kept], dim=1)
-    if lengths is None or device_lengths is None or late is None:
-        h, c = hidden[-1].clone(), None if state.c is None else cells[-1].to(dtype, copy=True)
-        ended = state.steps + steps
-    else:
-        row = torch.arange(batch, device=x.device)
-        h = hidden[device_lengths - 1, row]
-        c = None if state.c is None else cells[device_lengths, row].to(dtype)
-        numbers, keys = numbers.masked_fill(late, -1), keys.masked_fill(late.unsqueeze(-1), 0.0)
-        ended = state.steps + lengths
-    end = LayerState(h, c, microstates, keys, numbers, ended)
-    return LayerResult(hidden, end, Attention(chosen, attended, summary))
+    hidden, store, *others = outputs
+    c = others.pop(0) if cell_name == "lstm" else None
+    keys, attended, selected, summary = others[:4] if config.k_top > 0 else (None, None, None, None)
+    after = _After(x.shape[0], x.shape[1], config, state, seen, lengths, device_lengths, weights.w_hh.dtype)
+    return LayerResult(
+        hidden, partial(after.state, store, c, keys), partial(after.attention, store, selected, attended, summary)
+    )
+
+
+class _After(NamedTuple):
+    """What the operation leaves, as the layers show it."""
+
+    steps: int
+    batch: int
+    config: SABConfig
+    before: LayerState | None
+    seen: int
+    lengths: Tensor | None
+    device_lengths: Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def first_slots(self) -> int:
+        return 0 if self.before is None else self.before.numbers.shape[1]
+
+    def numbers(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """The numbers of all slots [B, S], and which of them come after their row's end."""
+        k_att, seen, late = self.config.k_att, self.seen, None
+        last = (seen + self.steps) // k_att if self.config.k_top > 0 else seen // k_att
+        numbers = torch.arange(seen // k_att, last, device=device).expand(self.batch, -1).contiguous()
+        if self.device_lengths is not None:
+            late = F.pad((numbers + 1) * k_att - seen > self.device_lengths.unsqueeze(1), (self.first_slots, 0))
+        if self.before is not None and self.first_slots > 0:
+            numbers = torch.cat([self.before.numbers, numbers], dim=1)
+        return numbers, late
+
+    def state(self, store: Tensor, c: Tensor | None, keys: Tensor | None) -> LayerState:
+        """The state after the last step. It holds no part of `store`, only copies."""
+        before, first_slots, seen, k_att = self.before, self.first_slots, self.seen, self.config.k_att
+        numbers, late = self.numbers(store.device)
+        if keys is None:
+            keys = store.new_zeros(self.batch, 0, 0)  # there is no memory
+        keys = keys.to(self.dtype)
+        first_kept = first_slots + k_att - seen % k_att if self.config.k_top > 0 else len(store)
+        microstates = [store[first_kept::k_att].transpose(0, 1).to(self.dtype)]
+        if before is not None and first_slots > 0:
+            microstates.insert(0, before.microstates)
+        steps = torch.zeros(self.batch, dtype=torch.int64, device="cpu") if before is None else before.steps
+        if self.lengths is None or self.device_lengths is None or late is None:
+            h, c = (None if states is None else states[-1].to(self.dtype, copy=True) for states in (store, c))
+            steps = steps + self.steps
+        else:
+            row = torch.arange(self.batch, device=store.device)
+            h = store[first_slots + self.device_lengths, row].to(self.dtype)
+            c = None if c is None else c[self.device_lengths, row].to(self.dtype)
+            numbers, keys = numbers.masked_fill(late, -1), keys.masked_fill(late.unsqueeze(-1), 0.0)
+            steps = steps + self.lengths
+        assert h is not None
+        return LayerState(h, c, torch.cat(microstates, dim=1), keys, numbers, steps)
+
+    def attention(
+        self, store: Tensor, selected: Tensor | None, weights: Tensor | None, summary: Tensor | None
+    ) -> Attention:
+        """What each step selected, by number."""
+        if selected is None or weights is None or summary is None:
+            nothing = store.new_zeros(self.steps, self.batch, 0, dtype=self.dtype)
+            return Attention(nothing.long(), nothing, store.new_zeros(self.steps, *store.shape[1:], dtype=self.dtype))
+        first_number = self.seen // self.config.k_att
+        if self.first_slots > 0:
+            numbers, _ = self.numbers(store.device)
+            slot = selected.transpose(0, 1).flatten(1).long() % (numbers.shape[1] + 1)
+            chosen = F.pad(numbers, (0, 1), value=-1).gather(1, slot)
+            chosen = chosen.view(self.batch, self.steps, self.config.k_top).transpose(0, 1)
+        else:
+            chosen = selected.long()
+            if first_number > 0:
+                chosen = torch.where(chosen < 0, -1, chosen + first_number)
+        return Attention(chosen, weights.to(self.dtype), summary.to(self.dtype))
 
 
 _PARAMETERS = """Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh,
     Tensor? w_memory, Tensor? w_query, Tensor? scorer_bias, Tensor? v, Tensor? w_incorporate, Tensor? b_incorporate"""
 _OPTIONS = """str engine, str cell, str scorer, str weighting, str forward, str incorporate,
     int k_top, int k_att, int k_trunc, SymInt seen, ScalarType compute"""
-_OUTPUTS = (
-    "hidden",
-    "c",
-    "keys",
-    "weights",
-    "selected",
-    "summary",
-    "store",
-    "gates",
-    "hidden_new",
-    "h_hat",
-    "query",
-    "norms",
-)
-"""What the operation gives: what is seen outside first, then what the backward needs besides, empty without one."""
-_SEEN = 6
+_FRESH = (None, None, None, None)
+"""The initial state where there is none: zeros and an empty memory."""
 _INPUTS = 16
 """How many of the operation's arguments are tensors."""
-_BUFFERS = _OUTPUTS[1:]
-_B_IH = 8
-"""Where the bias of the input's part comes among the tensors."""
+_H, _MICROSTATES, _B_IH = 2, 4, 8
+"""Where these come among them."""
+_GRADIENTS = ("hidden", "store", "c", "keys", "weights", "summary")
+"""The outputs that have gradients; those of c are, like those of `store`, of the states after each step."""
+
+
+@lru_cache(maxsize=256)
+def _outputs(cell: str, scorer: str, weighting: str, k_top: int, saves: bool) -> tuple[str, ...]:
+    """What the operation gives: what is seen outside first, then what the backward needs besides.
+
+    `packed` comes last, as only some engines have it.
+    """
+    has_memory = k_top > 0
+    seen = {"hidden": True, "store": True, "c": cell == "lstm"}
+    seen |= dict.fromkeys(("keys", "weights", "selected", "summary"), has_memory)
+    saved = {
+        "gates": True,
+        "hidden_new": cell == "gru",
+        "h_hat": True,
+        "query": has_memory and scorer not in AFFINE,
+        "norms": has_memory and weighting == "relu_norm",
+        "packed": True,
+    }
+    return tuple(name for name, is_there in (seen | (saved if saves else {})).items() if is_there)
+
 
 # `saves` tells whether a backward may follow; without it there is no gradient and nothing is kept for one.
 _library = torch.library.Library("sab", "DEF")
 _library.define(
-    f"recurrence(Tensor x, Tensor? lengths, Tensor h, Tensor? c, Tensor microstates, Tensor keys, {_PARAMETERS}, "
-    f"{_OPTIONS}, bool saves) -> ({', '.join(f'Tensor {name}' for name in _OUTPUTS)})"
+    f"recurrence(Tensor x, Tensor? lengths, Tensor? h, Tensor? c, Tensor? microstates, Tensor? keys, {_PARAMETERS}, "
+    f"{_OPTIONS}, bool saves) -> Tensor[]"
 )
 _library.define(
-    "recurrence_backward(Tensor? d_hidden, Tensor? d_c, Tensor? d_keys, Tensor? d_weights, Tensor? d_summary, "
-    f"Tensor x, Tensor? lengths, {_PARAMETERS}, {', '.join(f'Tensor {name}' for name in _BUFFERS)}, "
-    f"{_OPTIONS}, bool[] needs) -> Tensor[]"
+    f"recurrence_backward({', '.join(f'Tensor? d_{name}' for name in _GRADIENTS)}, "
+    f"Tensor x, Tensor? lengths, {_PARAMETERS}, Tensor[] buffers, {_OPTIONS}, bool[] needs) -> Tensor[]"
 )
 
 
 def _forward(
     x: Tensor,
     lengths: Tensor | None,
-    h: Tensor,
+    h: Tensor | None,
     c: Tensor | None,
-    microstates: Tensor,
-    keys: Tensor,
+    microstates: Tensor | None,
+    keys: Tensor | None,
     w_ih: Tensor,
     w_hh: Tensor,
     b_ih: Tensor | None,
@@ -285,87 +348,115 @@ def _forward(
     seen: int,
     compute: torch.dtype,
     saves: bool,
-) -> tuple[Tensor, ...]:
+) -> list[Tensor]:
     config = _config(scorer, weighting, forward, incorporate, k_top, k_att, k_trunc)
-    buffers: dict[str, Any] = _allocate(x, h, c, microstates, keys, config, cell, seen, compute)
-    first_slots, slots = microstates.shape[1], buffers["keys"].shape[1]
-    plan = Plan(cell, config, seen, len(x), x.shape[1], h.shape[-1], keys.shape[-1], first_slots, slots)
-    weights = _cast(compute, w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate)
+    plan = _plan(x, microstates, w_hh, w_memory, cell, config, seen)
+    weights = Weights(w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate)
+    loops = engine_named(engine)
+    first_slots = plan.first_slots
     with _products(x, compute):
+        buffers = _allocate(x, plan, compute)
         # The GRU's reset gate acts on its hidden bias, so only there the two biases do not simply add up.
         bias = b_ih if b_ih is None or b_hh is None or cell == "gru" else b_ih + b_hh
-        bias = None if bias is None else bias.to(compute)
-        buffers["gates"] = F.linear(x.to(compute).contiguous(), w_ih.to(compute), bias)
+        bias = None if bias is None else _as(bias, compute)
+        buffers["gates"] = F.linear(contiguous(_as(x, compute)), _as(w_ih, compute), bias)
         store = buffers["store"]
         if first_slots > 0:
-            store[:first_slots] = microstates.transpose(0, 1)
+            store[:first_slots] = microstates.transpose(0, 1)  # pyright: ignore[reportOptionalMemberAccess]
             buffers["keys"][:, :first_slots] = keys
-        store[first_slots] = h
-        if c is not None:
-            buffers["c"][0] = c
-        buffers["weights"].zero_()
-        buffers["selected"].fill_(-1)
-        buffers["summary"].zero_()
-        # What no loop writes is not left to chance: the same inputs give the same outputs to the last bit.
-        buffers["norms"].zero_()
-        if first_slots == 0:
-            buffers["query"][: plan.first_kept + 1].zero_()
-        engine_named(engine).forward(plan, weights, buffers | {"lengths": lengths})
-    return _outputs(buffers, h, first_slots, saves)
+        _set(store[first_slots], h)
+        if cell == "lstm":
+            _set(buffers["c"][0], c)
+        packed = loops.pack(plan, weights, compute)
+        if packed is not None:
+            buffers["packed"] = packed
+        if lengths is not None:
+            buffers["lengths"] = lengths
+        loops.forward(plan, weights, buffers)
+        # A copy, so that whoever changes the output in place changes neither the state nor what the backward reads.
+        buffers["hidden"] = store[first_slots + 1 :].to(w_hh.dtype, copy=True)
+    return [buffers[name] for name in _outputs(cell, scorer, weighting, k_top, saves) if name in buffers]
 
 
-def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    x, _, h, c, microstates, keys, w_ih = arguments[:7]
-    _, cell, scorer, weighting, forward, incorporate, k_top, k_att, k_trunc, seen, compute, saves = arguments[_INPUTS:]
-    config = _config(scorer, weighting, forward, incorporate, k_top, k_att, k_trunc)
-    buffers = _allocate(x, h, c, microstates, keys, config, cell, seen, compute)
+def _fake_forward(*arguments: Any) -> list[Tensor]:
+    x, _, _, _, microstates, _, w_ih, w_hh, _, b_hh, w_memory, *others = arguments[:_INPUTS]
+    engine, cell, scorer, weighting, forward, incorporate, *numbers, seen, compute, saves = arguments[_INPUTS:]
+    config = _config(scorer, weighting, forward, incorporate, *numbers)
+    plan = _plan(x, microstates, w_hh, w_memory, cell, config, seen)
+    buffers = _allocate(x, plan, compute)
     buffers["gates"] = x.new_empty(*x.shape[:2], w_ih.shape[0], dtype=compute)
-    return _outputs(buffers, h, microstates.shape[1], saves)
+    buffers["hidden"] = x.new_empty(plan.steps, plan.batch, plan.n, dtype=w_hh.dtype)
+    packed = engine_named(engine).pack(plan, Weights(w_hh, b_hh, w_memory, *others), compute)
+    if packed is not None:
+        buffers["packed"] = packed
+    return [buffers[name] for name in _outputs(cell, scorer, weighting, config.k_top, saves) if name in buffers]
 
 
-def _allocate(
+def _plan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    microstates: Tensor,
-    keys: Tensor,
-    config: SABConfig,
+    microstates: Tensor | None,
+    w_hh: Tensor,
+    w_memory: Tensor | None,
     cell: str,
+    config: SABConfig,
     seen: int,
-    compute: torch.dtype,
-) -> dict[str, Tensor]:
+) -> Plan:
+    (steps, batch, _), k_att = x.shape, config.k_att
+    key_size = 0 if w_memory is None else w_memory.shape[0] if w_memory.dim() == 2 else 1
+    first_slots = 0 if microstates is None else microstates.shape[1]
+    slots = first_slots + ((seen + steps) // k_att - seen // k_att if config.k_top > 0 else 0)
+    return Plan(cell, config, seen, steps, batch, w_hh.shape[1], key_size, first_slots, slots)
+
+
+def _allocate(x: Tensor, plan: Plan, compute: torch.dtype) -> dict[str, Any]:
     """The buffers but for the gates, which a product makes; only their shapes are set."""
-    (steps, batch), n, key_size = x.shape[:2], h.shape[-1], keys.shape[-1]
-    first_slots, k_top, k_att = microstates.shape[1], config.k_top, config.k_att
-    slots = first_slots + ((seen + steps) // k_att - seen // k_att if k_top > 0 else 0)
-    is_affine = k_top > 0 and config.scorer in ("affine", "affine_tanh")
+    steps, batch, n, k_top = plan.steps, plan.batch, plan.n, plan.config.k_top
     kept = state_type(compute)
     new = x.new_empty
-    return {
-        "store": new(first_slots + 1 + steps, batch, n, dtype=kept),
-        "c": new(0 if c is None else steps + 1, batch, n, dtype=kept),
-        "hidden_new": new(steps if cell == "gru" else 0, batch, n, dtype=compute),
-        "h_hat": new(steps, batch, n, dtype=kept),
-        "query": new(steps, batch, 0 if is_affine else key_size, dtype=kept),
-        "keys": new(batch, slots, key_size, dtype=compute),
-        "weights": new(steps, batch, k_top, dtype=kept),
-        "selected": new(steps, batch, k_top, dtype=torch.int32),
-        "norms": new(steps, batch, dtype=kept),
-        "summary": new(steps, batch, n, dtype=kept),
+    buffers = {
+        "store": new((plan.first_slots + 1 + steps, batch, n), dtype=kept),
+        "h_hat": new((steps, batch, n), dtype=kept),
     }
+    if plan.cell == "lstm":
+        buffers["c"] = new((steps + 1, batch, n), dtype=kept)
+    if plan.cell == "gru":
+        buffers["hidden_new"] = new((steps, batch, n), dtype=compute)
+    if k_top > 0:
+        buffers["keys"] = new((batch, plan.slots, plan.key_size), dtype=compute)
+        buffers["weights"] = new((steps, batch, k_top), dtype=kept)
+        buffers["selected"] = new((steps, batch, k_top), dtype=torch.int32)
+        buffers["summary"] = new((steps, batch, n), dtype=kept)
+        if not plan.is_affine:
+            buffers["query"] = new((steps, batch, plan.key_size), dtype=kept)
+        if plan.config.weighting == "relu_norm":
+            buffers["norms"] = new((steps, batch), dtype=kept)
+    return buffers
 
 
-def _outputs(buffers: dict[str, Tensor], h: Tensor, first_slots: int, saves: bool) -> tuple[Tensor, ...]:
-    """The operation's outputs, none of which may share memory with another."""
-    # A copy, so that whoever changes the output in place does not change what the backward reads.
-    hidden = buffers["store"][first_slots + 1 :].to(h.dtype, copy=saves)
-    seen = (buffers[name] for name in _OUTPUTS[1:_SEEN])
-    saved = (buffers[name] if saves else h.new_empty(0) for name in _OUTPUTS[_SEEN:])
-    return hidden, *seen, *saved
+def blank(plan: Plan, buffers: dict[str, Any]) -> None:
+    """Make the buffers say that nothing was read, for a forward loop that leaves out the steps without a read."""
+    if plan.config.k_top == 0:
+        return
+    buffers["weights"].zero_()
+    buffers["selected"].fill_(-1)
+    buffers["summary"].zero_()
+    # What no loop writes is not left to chance: the same inputs give the same outputs to the last bit.
+    if "norms" in buffers:
+        buffers["norms"].zero_()
+    if "query" in buffers:
+        buffers["query"][: plan.first_read].zero_()
+
+
+def blank_work(work: dict[str, Any], names: tuple[str, ...] = ("dc", "dquery", "dincorporated", "dv")) -> None:
+    """As `blank`, for a backward loop that leaves steps out, or adds to what it is given."""
+    for name in names:
+        if work[name] is not None:
+            work[name].zero_()
 
 
 def _backward(
     d_hidden: Tensor | None,
+    d_store: Tensor | None,
     d_c: Tensor | None,
     d_keys: Tensor | None,
     d_weights: Tensor | None,
@@ -382,37 +473,58 @@ def _backward(
     v: Tensor | None,
     w_incorporate: Tensor | None,
     b_incorporate: Tensor | None,
-    *rest: Any,
+    saved: list[Tensor],
+    engine: str,
+    cell: str,
+    scorer: str,
+    weighting: str,
+    forward: str,
+    incorporate: str,
+    k_top: int,
+    k_att: int,
+    k_trunc: int,
+    seen: int,
+    compute: torch.dtype,
+    needs: list[bool],
 ) -> list[Tensor]:
-    buffers: dict[str, Any] = dict(zip(_BUFFERS, rest, strict=False))
-    engine, cell, scorer, weighting, forward, incorporate, *numbers, seen, compute, needs = rest[len(_BUFFERS) :]
-    config = _config(scorer, weighting, forward, incorporate, *numbers)
-    store, keys, h_hat, gates = (buffers[name] for name in ("store", "keys", "h_hat", "gates"))
+    config = _config(scorer, weighting, forward, incorporate, k_top, k_att, k_trunc)
+    buffers: dict[str, Any] = dict(zip(_outputs(cell, scorer, weighting, k_top, True)[1:], saved, strict=False))
+    store, keys, h_hat, gates = buffers["store"], buffers.get("keys"), buffers["h_hat"], buffers["gates"]
     steps, batch, n = h_hat.shape
-    first_slots = len(store) - 1 - steps
-    plan = Plan(cell, config, seen, steps, batch, n, keys.shape[-1], first_slots, keys.shape[1])
-    weights = _cast(compute, w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate)
-    kept = store.dtype
-    skips = engine == "triton"  # its kernels leave out what is not there
-    dstore = torch.empty_like(store)
-    dstore[: first_slots + 1].zero_()
-    _fill(dstore[first_slots + 1 :], d_hidden)
-    dgates = torch.empty_like(gates)
+    first_slots, kept = len(store) - 1 - steps, store.dtype
+    key_size, slots = (0, 0) if keys is None else (keys.shape[2], keys.shape[1])
+    plan = Plan(cell, config, seen, steps, batch, n, key_size, first_slots, slots)
+    weights = Weights(w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate)
+    if d_store is None:
+        dstore = torch.empty_like(store)
+        if needs[_H] or needs[_MICROSTATES]:
+            dstore[: first_slots + 1].zero_()
+        _set(dstore[first_slots + 1 :], d_hidden)
+    else:
+        dstore = d_store.clone(memory_format=torch.contiguous_format)
+        if d_hidden is not None:
+            dstore[first_slots + 1 :] += d_hidden
+    dgates = gates.new_empty((steps * batch, gates.shape[2]))
     work: dict[str, Any] = {
         "dstore": dstore,
-        "dc": torch.zeros_like(h_hat[0]),
-        "dcells": None if d_c is None or cell != "lstm" else d_c[1:].to(kept).contiguous(),
+        "dc": h_hat.new_empty((batch, n)) if cell == "lstm" else None,
+        "dcells": None if d_c is None else contiguous(d_c[1:]),
         "dgates": dgates,
         "dhidden": torch.empty_like(dgates) if cell == "gru" else dgates,
-        "dquery": h_hat.new_zeros(steps, batch, plan.key_size),
-        "dkeys": _fill(torch.empty_like(keys, dtype=kept), d_keys),
-        "dsummary": None if skips and d_summary is None else _fill(torch.empty_like(h_hat), d_summary),
-        "dweights": None if skips and d_weights is None else _fill(torch.empty_like(buffers["weights"]), d_weights),
-        "dincorporated": None if w_incorporate is None else torch.zeros_like(h_hat),
-        "dv": None if v is None else h_hat.new_zeros(batch, plan.key_size),
+        "dquery": None if keys is None else gates.new_empty((steps * batch, key_size)),
+        "dkeys": None,
+        "dsummary": None if d_summary is None else contiguous(d_summary),
+        "dweights": None if d_weights is None else contiguous(d_weights),
+        "dincorporated": None if w_incorporate is None else h_hat.new_empty((steps * batch, n)),
+        "dv": None if v is None else h_hat.new_empty((batch, key_size)),
     }
+    if keys is not None:
+        d_keys = torch.zeros_like(keys, dtype=kept) if d_keys is None else d_keys.to(kept, copy=True)
+        work["dkeys"] = contiguous(d_keys)
+    if lengths is not None:
+        buffers["lengths"] = lengths
     with _products(x, compute):
-        engine_named(engine).backward(plan, weights, buffers | {"lengths": lengths}, work)
+        engine_named(engine).backward(plan, weights, buffers, work)
         return _gradients(plan, x, w_ih, scorer_bias, buffers, work, compute, w_hh.dtype, needs)
 
 
@@ -421,25 +533,29 @@ def _gradients(
     x: Tensor,
     w_ih: Tensor,
     scorer_bias: Tensor | None,
-    buffers: dict[str, Tensor],
-    work: dict[str, Tensor],
+    buffers: dict[str, Any],
+    work: dict[str, Any],
     compute: torch.dtype,
     dtype: torch.dtype,
     needs: list[bool],
 ) -> list[Tensor]:
     """The gradients that are needed, from what the loop has left, in the order of the operation's arguments."""
-    config, first_slots, steps = plan.config, plan.first_slots, plan.steps
+    config, first_slots, steps, batch = plan.config, plan.first_slots, plan.steps, plan.batch
     dstore, dkeys, dgates, dhidden = (work[name] for name in ("dstore", "dkeys", "dgates", "dhidden"))
-    dquery, dincorporated = work["dquery"], work["dincorporated"]
     store, h_hat = buffers["store"], buffers["h_hat"]
     gradients: list[Tensor] = []
+    # Steps without a read have no gradient in these, and no loop says so.
+    first = min(plan.first_read, steps)
+    h_read = h_hat[first:] if first > 0 else h_hat
+    dquery = work["dquery"][first * batch :] if first > 0 else work["dquery"]
+    dgates_t = dgates.t()
 
-    def outer(left: Tensor, right: Tensor) -> Tensor:
-        """Sum over steps and rows of the outer products: [T, B, p] and [T, B, q] to [p, q]."""
-        return _product(left.to(compute).flatten(0, 1).t(), right.to(compute).flatten(0, 1), dtype)
+    def outer(left_t: Tensor, right: Tensor) -> Tensor:
+        """Sum over steps and rows of the outer products: [p, T * B] and [T, B, q] to [p, q]."""
+        return _product(_as(left_t, compute), _rows(right, compute), dtype)
 
     def total(gradient: Tensor) -> Tensor:
-        return gradient.sum((0, 1), dtype=store.dtype).to(dtype)
+        return _as(gradient.sum(0, dtype=store.dtype), dtype)
 
     def b_hh() -> Tensor:
         return gradients[-1].clone() if dhidden is dgates and needs[_B_IH] else total(dhidden)
@@ -447,37 +563,52 @@ def _gradients(
     def seen(states: Tensor) -> Tensor:
         return torch.tanh(states) if config.scorer == "affine_tanh" else states
 
+    def first_dkeys() -> Tensor:
+        if dkeys is None:
+            return store.new_zeros((batch, 0, 0), dtype=dtype)
+        return dkeys[:, :first_slots].clone(memory_format=torch.contiguous_format).to(dtype)
+
+    def new_dkeys() -> Tensor:
+        return dkeys[:, first_slots:] if first_slots > 0 else dkeys
+
     def w_memory() -> Tensor:
         microstates = store[first_slots + 1 + plan.first_kept :: config.k_att]
-        gradient = outer(dkeys[:, first_slots:].transpose(0, 1), seen(microstates))
+        gradient = outer(_rows(new_dkeys().transpose(0, 1), compute).t(), seen(microstates))
         return gradient.squeeze(0) if plan.is_affine else gradient
 
     def w_query() -> Tensor:
-        gradient = outer(dquery, seen(h_hat))
+        gradient = outer(dquery.t(), seen(h_read))
         return gradient.squeeze(0) if plan.is_affine else gradient
 
     def bias() -> Tensor:
         if not plan.is_affine or scorer_bias is None:
             return total(dquery)
-        return _at_numbers(dkeys[:, first_slots:], plan, scorer_bias)
+        return _at_numbers(new_dkeys(), plan, scorer_bias)
+
+    def dincorporated() -> Tensor:
+        return work["dincorporated"][first * batch :]
+
+    def w_incorporate() -> Tensor:
+        left_t = dincorporated().t()
+        return torch.cat([outer(left_t, h_read), outer(left_t, buffers["summary"][first:])], dim=1)
 
     formulas: tuple[Any, ...] = (
-        lambda: (dgates @ w_ih.to(compute)).to(x.dtype),
+        lambda: _as((dgates @ _as(w_ih, compute)).view(x.shape), x.dtype),
         None,
         lambda: dstore[first_slots].to(dtype, copy=True),
-        lambda: work["dc"].to(dtype),
+        lambda: _as(work["dc"], dtype),
         lambda: dstore[:first_slots].transpose(0, 1).clone(memory_format=torch.contiguous_format).to(dtype),
-        lambda: dkeys[:, :first_slots].clone(memory_format=torch.contiguous_format).to(dtype),
-        lambda: outer(dgates, x),
-        lambda: outer(dhidden, store[first_slots : first_slots + steps]),
+        first_dkeys,
+        lambda: outer(dgates_t, x),
+        lambda: outer(dgates_t if dhidden is dgates else dhidden.t(), store[first_slots : first_slots + steps]),
         lambda: total(dgates),
         b_hh,
         w_memory,
         w_query,
         bias,
-        lambda: work["dv"].sum(0).to(dtype),
-        lambda: torch.cat([outer(dincorporated, part) for part in (h_hat, buffers["summary"])], dim=1),
-        lambda: total(dincorporated),
+        lambda: _as(work["dv"].sum(0), dtype),
+        w_incorporate,
+        lambda: total(dincorporated()),
     )
     for formula, needed in zip(formulas, needs, strict=True):
         if needed:
@@ -486,13 +617,12 @@ def _gradients(
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
-    from_outside, initial = 5, 4  # gradients that come in; tensors of the initial state, which do not
-    first_buffer = from_outside + _INPUTS - initial
-    x, lengths, *parameters = arguments[from_outside:first_buffer]
-    buffers = dict(zip(_BUFFERS, arguments[first_buffer:], strict=False))
-    needs = arguments[-1]
+    first, last = len(_GRADIENTS), len(_GRADIENTS) + _INPUTS - len(_FRESH)
+    x, lengths, *parameters = arguments[first:last]
+    saved, _, cell, scorer, weighting, _, _, k_top = arguments[last : last + 8]
+    buffers = dict(zip(_outputs(cell, scorer, weighting, k_top, True)[1:], saved, strict=False))
     steps, batch, n = buffers["h_hat"].shape
-    first_slots, key_size = buffers["store"].shape[0] - 1 - steps, buffers["keys"].shape[-1]
+    first_slots, key_size = buffers["store"].shape[0] - 1 - steps, buffers["keys"].shape[-1] if k_top > 0 else 0
     new = parameters[0].new_empty
     like = (
         x,
@@ -503,7 +633,7 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
         new(batch, first_slots, key_size),
         *parameters,
     )
-    return [gradient.new_empty(gradient.shape) for gradient, needed in zip(like, needs, strict=True) if needed]
+    return [gradient.new_empty(gradient.shape) for gradient, needed in zip(like, arguments[-1], strict=True) if needed]
 
 
 def _at_numbers(dkeys: Tensor, plan: Plan, bias: Tensor) -> Tensor:
@@ -515,16 +645,35 @@ def _at_numbers(dkeys: Tensor, plan: Plan, bias: Tensor) -> Tensor:
     return gradient
 
 
-def _fill(buffer: Tensor, gradient: Tensor | None) -> Tensor:
-    """The buffer with the gradient in it, zeros where there is none."""
-    return buffer.zero_() if gradient is None else buffer.copy_(gradient)
+def _set(buffer: Tensor, values: Tensor | None) -> None:
+    """Put the values into the buffer, zeros where there are none."""
+    if values is None:
+        buffer.zero_()
+    else:
+        buffer.copy_(values)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `tensor.to(dtype)`, which takes its time even where there is nothing to do."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, B, p] as [T * B, p] of a type, with no more than one copy."""
+    if tensor.dtype != dtype:
+        tensor = tensor.to(dtype, memory_format=torch.contiguous_format)
+    return tensor.flatten(0, 1)
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """left @ right, rounded to dtype once."""
     if left.dtype == dtype:
-        return left @ right
-    if left.is_cuda and dtype == torch.float32:
+        return torch.mm(left, right)
+    if left.is_cuda and dtype == torch.float32 and left.shape[1] > 0:
         return torch.mm(left, right, out_dtype=dtype)
     return (left.to(dtype) @ right.to(dtype)) if dtype == torch.float32 else (left @ right).to(dtype)
 
@@ -539,19 +688,22 @@ def _products(x: Tensor, compute: torch.dtype) -> contextlib.AbstractContextMana
     return torch.autocast(x.device.type, enabled=False) if is_autocast(x.device.type) else _AS_IT_IS
 
 
-@contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+class _tf32(contextlib.AbstractContextManager[None]):
     """The setting of matrix products outside cuDNN; there is none for a single product."""
-    matmul: Any = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    if (before == "tf32") == allowed:
-        yield
-        return
-    matmul.fp32_precision = "tf32" if allowed else "ieee"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+
+    def __init__(self, allowed: bool):
+        self.allowed = allowed
+
+    def __enter__(self) -> None:
+        matmul: Any = torch.backends.cuda.matmul
+        self.before = matmul.fp32_precision
+        self.differs = (self.before == "tf32") != self.allowed
+        if self.differs:
+            matmul.fp32_precision = "tf32" if self.allowed else "ieee"
+
+    def __exit__(self, *_: object) -> None:
+        if self.differs:
+            torch.backends.cuda.matmul.fp32_precision = self.before  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @lru_cache(maxsize=256)
@@ -568,8 +720,9 @@ def engine_named(name: str) -> Any:
     return _engines[name]
 
 
-def _cast(compute: torch.dtype, *weights: Tensor | None) -> Weights:
-    return Weights(*(None if weight is None else weight.to(compute).contiguous() for weight in weights))  # pyright: ignore
+def cast(weights: Weights, compute: torch.dtype) -> Weights:
+    """The weights in the compute type, contiguous."""
+    return Weights(*(None if weight is None else contiguous(_as(weight, compute)) for weight in weights))  # pyright: ignore
 
 
 class _Recurrence(torch.autograd.Function):
@@ -581,18 +734,26 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keyset: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         outputs = _below_autograd(torch.ops.sab.recurrence.default, keyset, *tensors, *options)
-        x, lengths, _, _, _, _, *parameters = tensors
+        _, cell, scorer, weighting, _, _, k_top, *_ = options
+        ctx.names = _outputs(cell, scorer, weighting, k_top, True)
         ctx.options = options[:-1]
-        ctx.save_for_backward(x, lengths, *parameters, *outputs[1:])
+        ctx.save_for_backward(*tensors[:2], *tensors[2 + len(_FRESH) :], *outputs[1:])
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(outputs[_OUTPUTS.index("selected")], *outputs[_SEEN:])
-        return outputs
+        ctx.mark_non_differentiable(
+            *(output for name, output in zip(ctx.names, outputs, strict=False) if name not in _GRADIENTS)
+        )
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        d_hidden, d_c, d_keys, d_weights, _, d_summary = gradients[:_SEEN]
-        outside, needs = (d_hidden, d_c, d_keys, d_weights, d_summary), ctx.needs_input_grad[2:]
-        found = iter(torch.ops.sab.recurrence_backward(*outside, *ctx.saved_tensors, *ctx.options, needs))
+        given = dict(zip(ctx.names, gradients, strict=False))
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        inputs = _INPUTS - len(_FRESH)
+        found = iter(
+            torch.ops.sab.recurrence_backward.default(
+                *map(given.get, _GRADIENTS), *saved[:inputs], saved[inputs:], *ctx.options, needs
+            )
+        )
         return (None, None, *(next(found) if needed else None for needed in needs))
 
 
@@ -616,7 +777,7 @@ def _below_autograd(op: Any, keyset: Any, *arguments: Any) -> Any:
 def _autograd(keyset: Any, *arguments: Any) -> Any:
     *_, saves = arguments
     if saves and torch.is_grad_enabled():
-        return _Recurrence.apply(keyset, arguments[_INPUTS:], *arguments[:_INPUTS])
+        return list(_Recurrence.apply(keyset, arguments[_INPUTS:], *arguments[:_INPUTS]))
     return _below_autograd(torch.ops.sab.recurrence.default, keyset, *arguments)
 
 

@@ -14,17 +14,24 @@ from sab.cells import CELLS
 from sab.config import SABConfig
 from sab.errors import ValueMistake
 from sab.incorporations import INCORPORATIONS
-from sab.ops.types import LayerResult, LayerState, LayerWeights
+from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
 from sab.scorers import SCORERS, ScorerWeights
 from sab.state import Attention
 from sab.weightings import WEIGHTINGS
 
 
 def run(
-    x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig
+    x: Tensor,
+    lengths: Tensor | None,
+    state: LayerState | None,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
 ) -> LayerResult:
-    """Run x [T, B, input_size] from `state`; row b ends after lengths[b] steps, or T where lengths is None."""
+    """Run x [T, B, input_size] from `state`, None being a fresh one; row b ends after lengths[b] steps, or T."""
     cell = CELLS[cell_name]
+    if state is None:
+        state = fresh_state(x, weights, cell.has_c)
     incorporation = INCORPORATIONS[config.incorporate]
     h, c, microstates, keys, numbers, steps, _ = state
     x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
@@ -69,7 +76,8 @@ def run(
         torch.stack([read.weights for read in reads]),
         torch.stack([read.summary for read in reads]),
     )
-    return LayerResult(torch.stack(outputs), LayerState(h, c, microstates, keys, numbers, steps), attention)
+    end = LayerState(h, c, microstates, keys, numbers, steps)
+    return LayerResult(torch.stack(outputs), lambda: end, lambda: attention)
 
 
 def _read(

@@ -28,11 +28,13 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def unsupported(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: str, config: SABConfig) -> str | None:
+def unsupported(
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> str | None:
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cuda" and not (interpreted() and x.device.type == "cpu"):
         return f"the input is on {x.device.type}"
-    compute = operation.compute_type(x, state)
+    compute = operation.compute_type(x, weights)
     if compute not in TYPES and not interpreted():
         return f"it computes in float32 and bfloat16, not in {str(compute).removeprefix('torch.')}"
     if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
@@ -46,21 +48,31 @@ def unsupported(x: Tensor, state: LayerState, weights: LayerWeights, cell_name: 
     return operation.unsupported(x, state, weights)
 
 
+def pack(plan: operation.Plan, weights: operation.Weights, compute: torch.dtype) -> Tensor | None:
+    """The weights as both loops read them, or None where they take them as they are."""
+    return small.pack(plan, weights, compute) if plan.n <= LARGEST_SMALL else None
+
+
 def forward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any]) -> None:
     """The forward loop over time."""
-    _kernels(plan).forward(plan, weights, buffers)
-
-
-def backward(
-    plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any], work: dict[str, Any]
-) -> None:
-    """The backward loop over time."""
-    _kernels(plan).backward(plan, weights, buffers, work)
-
-
-def _kernels(plan: operation.Plan) -> Any:
     if plan.n <= LARGEST_SMALL:
-        return small
+        return small.forward(plan, weights, buffers)
     from sab.ops.triton import large
 
-    return large
+    operation.blank(plan, buffers)
+    return large.forward(plan, operation.cast(weights, buffers["gates"].dtype), _complete(buffers))
+
+
+def backward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+    """The backward loop over time."""
+    if plan.n <= LARGEST_SMALL:
+        return small.backward(plan, weights, buffers, work)
+    from sab.ops.triton import large
+
+    operation.blank_work(work)
+    return large.backward(plan, operation.cast(weights, buffers["gates"].dtype), _complete(buffers), work)
+
+
+def _complete(buffers: dict[str, Any]) -> dict[str, Any]:
+    """The buffers with empty ones in the place of those that are not there."""
+    return dict.fromkeys(small.BUFFERS, buffers["gates"].new_empty(0)) | {"lengths": None} | buffers

@@ -11,6 +11,7 @@ Weights that do not fit (`RESIDENT` false) are read anew each step and multiplie
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sab.ops.operation import Plan, Weights, allow_tf32
+from sab.config import SABConfig
+from sab.ops.operation import AFFINE, Plan, Weights, allow_tf32, blank, blank_work, contiguous
+from sab.ops.triton.launch import launch
 from sab.ops.triton.parts import (
     from_sortable,
     get,
@@ -933,75 +936,123 @@ LARGEST_SHARED = 160 << 10
 """Bytes of other weights that its shared memory holds."""
 
 
+def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
+    """The matrices one after another, in 16 bits where they are resident; None where W_hh alone will do as it is."""
+    constants = _constants(plan, compute)
+    matrices = [weights.w_hh]
+    if plan.config.k_top > 0 and weights.w_memory is not None and weights.w_query is not None and not plan.is_affine:
+        matrices += [weights.w_memory, weights.w_query]
+    if plan.config.k_top > 0 and weights.w_incorporate is not None:
+        matrices.append(weights.w_incorporate.reshape(-1, plan.n))
+    dtype = compute
+    if constants["RESIDENT"]:
+        dtype = torch.bfloat16 if constants["TYPE"] == tl.bfloat16 else torch.float16
+    flat = torch.cat(matrices) if len(matrices) > 1 else weights.w_hh
+    if flat.dtype != dtype:
+        flat = flat.to(dtype)
+    return None if flat is weights.w_hh else flat
+
+
 def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
     """The forward loop over time."""
-    options = _options(plan, buffers)
+    if plan.config.k_top > 0 and "lengths" in buffers:
+        blank(plan, buffers)
+    constants, w_held, w_all = _held(plan, weights, buffers)
     any_tensor = buffers["store"]
-
-    def given(tensor: Tensor | None) -> Tensor:
-        return any_tensor if tensor is None else tensor
-
     w = weights
-    vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate, buffers["lengths"])
-    forward_kernel[(plan.batch,)](
-        *_packed(plan, weights, options),
-        *map(given, vectors),
-        *(buffers[name] for name in ("store", "c", "gates", "hidden_new", "h_hat", "query", "keys")),
-        *(buffers[name] for name in ("weights", "selected", "norms", "summary")),
-        *_sizes(plan),
-        0 if w.scorer_bias is None else len(w.scorer_bias),
-        **options,
-        KC=32 if plan.config.k_top <= 32 else 64,
-        PACKED=options["RESIDENT"],
-        HAS_BIAS=w.b_hh is not None,
+    vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate)
+    launch(
+        forward_kernel,
+        plan.batch,
+        [
+            w_held,
+            w_all,
+            *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
+            *(buffers.get(name, any_tensor) for name in ("lengths", *BUFFERS)),
+        ],
+        [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
+        constants
+        | {
+            "KC": 32 if plan.config.k_top <= 32 else 64,
+            "PACKED": constants["RESIDENT"],
+            "HAS_LENGTHS": "lengths" in buffers,
+            "HAS_BIAS": w.b_hh is not None,
+        },
     )
 
 
 def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
     """The backward loop over time."""
-    options = _options(plan, buffers)
+    if plan.config.k_top > 0 and "lengths" in buffers:
+        blank_work(work, ("dquery", "dincorporated"))
+    constants, w_held, w_all = _held(plan, weights, buffers)
     any_tensor = buffers["store"]
-
-    def given(tensor: Tensor | None) -> Tensor:
-        return any_tensor if tensor is None else tensor
-
-    backward_kernel[(plan.batch,)](
-        *_packed(plan, weights, options),
-        *map(given, (weights.w_memory, weights.w_query, weights.v, buffers["lengths"])),
-        *(buffers[name] for name in ("store", "c", "gates", "hidden_new", "h_hat", "query", "keys")),
-        *(buffers[name] for name in ("weights", "selected", "norms", "summary")),
-        *(given(work[name]) for name in ("dstore", "dc", "dcells", "dgates", "dhidden", "dquery", "dkeys")),
-        *(given(work[name]) for name in ("dsummary", "dweights", "dincorporated", "dv")),
-        *_sizes(plan),
-        plan.config.k_trunc or 0,
-        **options,
-        HAS_DCELLS=work["dcells"] is not None,
-        HAS_DSUMMARY=work["dsummary"] is not None,
-        HAS_DWEIGHTS=work["dweights"] is not None,
-        HELD=4 if options["TYPE"] == tl.bfloat16 else 3,  # scaling half precision takes some registers itself
+    vectors = (weights.w_memory, weights.w_query, weights.v)
+    launch(
+        backward_kernel,
+        plan.batch,
+        [
+            w_held,
+            w_all,
+            *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
+            *(buffers.get(name, any_tensor) for name in ("lengths", *BUFFERS)),
+            *(any_tensor if work[name] is None else work[name] for name in WORK),
+        ],
+        [*_sizes(plan), plan.config.k_trunc or 0],
+        constants
+        | {
+            "HAS_LENGTHS": "lengths" in buffers,
+            "HAS_DCELLS": work["dcells"] is not None,
+            "HAS_DSUMMARY": work["dsummary"] is not None,
+            "HAS_DWEIGHTS": work["dweights"] is not None,
+            # Scaling half precision takes some registers itself.
+            "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
+        },
     )
+
+
+BUFFERS = "store c gates hidden_new h_hat query keys weights selected norms summary".split()
+WORK = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
+
+
+def _held(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
+    flat = buffers.get("packed")
+    if flat is None:
+        flat = contiguous(weights.w_hh)
+    constants = _constants(plan, buffers["gates"].dtype)
+    if constants["RESIDENT"] and flat.itemsize != 2:  # TF32 was forbidden when they were packed
+        constants = _constants(plan, buffers["gates"].dtype, tf32=False)
+    return constants, flat.view(torch.int16) if constants["RESIDENT"] else flat, flat
 
 
 def _sizes(plan: Plan) -> tuple[int, ...]:
     return plan.steps, plan.batch, plan.first_slots, plan.slots, plan.seen, plan.config.k_att
 
 
-def _options(plan: Plan, buffers: dict[str, Any]) -> dict[str, Any]:
+def _constants(plan: Plan, compute: torch.dtype, tf32: bool | None = None) -> dict[str, Any]:
+    tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
+    return _constants_of(plan.config, plan.cell, plan.n, plan.key_size, compute, tf32)
+
+
+@lru_cache(maxsize=256)
+def _constants_of(
+    config: SABConfig, cell: str, n: int, key_size: int, compute: torch.dtype, tf32: bool
+) -> dict[str, Any]:
     """What the kernels are compiled for; neither the batch nor the length is among it."""
-    config, n, d = plan.config, plan.n, max(plan.key_size, 1)
+    d = max(key_size, 1)
     padded = max(16, triton.next_power_of_2(max(n, d)))
-    compute = buffers["gates"].dtype
-    gates = buffers["gates"].shape[-1] // n
-    beside = 2 * (not plan.is_affine) + 2 * (config.incorporate == "concat")
-    is_small = 2 * gates * padded**2 <= LARGEST_HELD and 2 * beside * padded**2 * (config.k_top > 0) <= LARGEST_SHARED
-    rounds = compute == torch.bfloat16 or (compute == torch.float32 and allow_tf32())
+    gates = {"lstm": 4, "gru": 3}.get(cell, 1)
+    beside = 2 * (config.scorer not in AFFINE) + 2 * (config.incorporate == "concat") if config.k_top > 0 else 0
+    is_small = 2 * gates * padded**2 <= LARGEST_HELD and 2 * beside * padded**2 <= LARGEST_SHARED
+    rounds = compute == torch.bfloat16 or tf32
     math = "approximate" if rounds else "accurate"
     interpreted = bool(triton.knobs.runtime.interpret)  # where products of bfloat16 are wrong
     return {
         "n": n,
         "d": d,
         "K": config.k_top,
-        "CELL": plan.cell,
+        "CELL": cell,
         "SCORER": config.scorer,
         "WEIGHTING": config.weighting,
         "INCORPORATE": config.incorporate,
@@ -1009,19 +1060,5 @@ def _options(plan: Plan, buffers: dict[str, Any]) -> dict[str, Any]:
         "RESIDENT": rounds and is_small,
         "TYPE": tl.bfloat16 if compute == torch.bfloat16 and not interpreted else tl.float16,
         "MATH": "plain" if interpreted else math,
-        "HAS_LENGTHS": buffers["lengths"] is not None,
         "num_warps": min(8, padded // 16),
     }
-
-
-def _packed(plan: Plan, weights: Weights, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The matrices one after another, in half precision where TF32 would do; as whole numbers and as they are."""
-    matrices = [weights.w_hh]
-    if plan.config.k_top > 0:
-        matrices += [w for w in (weights.w_memory, weights.w_query, weights.w_incorporate) if w is not None and w.dim() == 2]
-    dtype = weights.w_hh.dtype
-    if options["RESIDENT"]:
-        dtype = torch.bfloat16 if options["TYPE"] == tl.bfloat16 else torch.float16
-    flat = torch.cat([matrix.reshape(-1) for matrix in matrices])
-    flat = flat.to(dtype)
-    return flat.view(torch.int16) if options["RESIDENT"] else flat, flat
