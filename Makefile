@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test lint format bench performance clean
 
 setup: $(READY)
 
@@ -31,6 +31,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/sab bench
+
+# The tables and figures of docs/performance.md, from the records that are kept.
+performance: $(READY)
+	$(BIN)/sab plot bench benchmarks/results/*.jsonl --out docs/images --page docs/performance.md
 
 clean:
 	rm -rf .venv demo runs dist .pytest_cache .ruff_cache .hypothesis .coverage

@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from sab import __version__
-from sab.errors import Mistake, ValueMistake, check_choice, check_float
+from sab.errors import Mistake, ValueMistake, check_choice, check_float, check_int
 
 EXTRAS = {"tyro": "train", "rich": "train", "safetensors": "train", "tensorboard": "train", "matplotlib": "report"}
 POSITIONAL = ("run", "task")
@@ -257,7 +259,7 @@ def evaluate_run(
 
 
 def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:
-    """Draw a run's learning curve and, where it has a memory, its attention.
+    """Draw a run's learning curve and, where it has a memory, its attention; `sab plot bench` draws the benchmark.
 
     Args:
         run: Folder of the run.
@@ -277,6 +279,41 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     for name, figure in figures.items():
         save(figure, folder / name)
         print(folder / name)
+    return DONE
+
+
+def plot_bench(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("."),
+    page: Path | None = None,
+) -> int:
+    """Draw the benchmark's sweeps, and show its table as Markdown or renew the page that holds it.
+
+    Args:
+        records: What `sab bench --output` wrote; of several records about the same thing the newest counts.
+        out: Folder for the pictures.
+        page: Page whose table is to be renewed; None prints the table.
+    """
+    from sab.report import performance
+    from sab.report.figures import save, step_times  # matplotlib takes a while to import
+
+    if not records:
+        raise ValueMistake("FILE must be given at least once; got none.")
+    read = performance.load(records)
+    with writing(out, "out"):
+        out.mkdir(parents=True, exist_ok=True)
+    for case in performance.SWEPT:
+        swept = [record for record in read if record["case"] == case and "error" not in record]
+        if swept:
+            picture = out / performance.sweep_picture(case)
+            save(step_times(swept), picture)
+            print(picture, file=sys.stderr if page is None else sys.stdout)
+    images = Path(os.path.relpath(out, Path(".") if page is None else page.parent)).as_posix()
+    if page is None:
+        print(performance.page_part(read, images))
+    else:
+        performance.renew(page, read, images)
+        print(page)
     return DONE
 
 
@@ -358,33 +395,64 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
 
 
 def bench(
-    cases: list[str] | None = None,
-    backends: list[str] | None = None,
-    seconds: float = 2.0,
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+    cases: Annotated[str | None, tyro.conf.arg(metavar="{None}|CASE,CASE,...")] = None,
+    device: Device = "auto",
+    minutes: float | None = None,
+    seconds: float | None = None,
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    jobs: int | None = None,
+    compiled_steps: int = 32,
+    commit: str | None = None,
 ) -> int:
     """Measure the layer beside torch.nn.LSTM of the same size.
 
     Args:
-        cases: Which cases; None means all.
-        backends: Which backends; None means all.
-        seconds: How long each measurement goes on.
-        out: File for the records as JSON lines; None writes none.
+        cases: Which cases, as in A,B; None means those that were chosen for the device.
+        device: Where to measure; auto takes CUDA where there is one.
+        minutes: After so many minutes nothing further is begun; None sets no limit.
+        seconds: How long each measurement goes on; None means 0.25 on a GPU and 2 elsewhere.
+        output: File for the records as JSON lines, written anew after each of them; None writes none.
+        quick: Tiny sizes and few repeats, to see that it works.
+        jobs: How many processes compile kernels ahead on a GPU; None means as many as there are cores, up to 12.
+        compiled_steps: Length of the sequence with which torch.compile of the reference is measured.
+        commit: What the records give as the commit where the code is in no checkout.
     """
     from sab.experiments import bench as benchmark
-    from sab.ops.dispatch import BACKENDS
+    from sab.experiments.progress import Bar
+    from sab.report import performance
 
+    where = resolve_device(device)
+    names = benchmark.default_cases(where) if cases is None else [name.strip() for name in cases.split(",")]
+    if seconds is None:
+        seconds = 0.25 if where.type == "cuda" else 2.0
     check_float("seconds", seconds, above=0)
-    for name in backends or []:
-        check_choice("backends", name, BACKENDS)
+    deadline = None if minutes is None else time.monotonic() + 60 * check_float("minutes", minutes, above=0)
+    jobs = min(os.cpu_count() or 1, 12) if jobs is None else check_int("jobs", jobs, 0)
+    chosen = benchmark.rows(names, where, check_int("compiled_steps", compiled_steps, 1), quick)
+    if output is not None:
+        with writing(output, "output"):
+            output.parent.mkdir(parents=True, exist_ok=True)
+    records: list[dict[str, Any]] = []
     console = Console()
-    with console.status("measuring") as status:
-        chosen = cases or list(benchmark.CASES), backends or list(BACKENDS)
-        records = list(benchmark.bench(*chosen, seconds, lambda what: status.update(f"measuring {what}")))
-    console.print(benchmark.table(records))
-    if out is not None:
-        benchmark.save(records, out)
-        print(f"Records: {out}")
+    with Bar(console, len(chosen)) as bar:
+        for record in benchmark.bench(chosen, where, 0.001 if quick else seconds, deadline, jobs, bar.begin):
+            record["commit"] = record["commit"] or commit
+            records.append(record)
+            bar.end(performance.line(record))
+            if output is not None:
+                benchmark.save(records, output)
+    if any(record["kind"] != "context" for record in records):
+        console.width = console.width if console.is_terminal else 120
+        console.print(performance.table(records))
+    for sentence in performance.summary(records):
+        console.print(sentence, soft_wrap=True, highlight=False)
+    left = len(chosen) - len(records)
+    if left:
+        first = chosen[len(records)].label
+        print(f"The time was over before {left} of {len(chosen)} rows were begun, the first of them {first}.")
+    if output is not None:
+        print(f"Records: {output}")
     return DONE
 
 
@@ -434,13 +502,15 @@ def _dispatch(arguments: Sequence[str]) -> int:
     check_choice("command", name, COMMANDS)
     if name == "train":
         return train(rest)
-    command = COMMANDS[name]
+    command, called = COMMANDS[name], f"sab {name}"
+    if name == "plot" and rest[:1] == ["bench"]:  # the run in a folder of this name is ./bench
+        command, called, rest = plot_bench, "sab plot bench", rest[1:]
 
     @functools.wraps(command)  # parsed first and called later, since what is written to stderr meanwhile is tyro's
     def parsed(*positional: Any, **options: Any) -> Any:
         return functools.partial(command, *positional, **options)
 
-    return _parse(parsed, rest, prog=f"sab {name}")()
+    return _parse(parsed, rest, prog=called)()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,8 +1,8 @@
-"""Figures: learning curves of runs, and where a model's attention goes."""
+"""Figures: learning curves of runs, where a model's attention goes, and what a step costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import ceil
 from pathlib import Path
@@ -15,6 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 from torch import Tensor
 
 from sab.errors import ValueMistake
+from sab.report.performance import BOTH, FORWARD, SWEPT, Record, common_way, microseconds_a_step
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
 from sab.training.files import replacing
@@ -108,6 +109,46 @@ def mean_attention(run: Run) -> Tensor:
     attending = torch.tensor(task.attending_steps)
     kept_at = (torch.arange(columns) + 1) * k_att
     return mean[:, attending - 1].masked_fill(kept_at >= attending[:, None], float("nan"))
+
+
+def step_times(records: Sequence[Record]) -> Figure:
+    """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
+    entry, symbol = SWEPT[records[0]["case"]]
+    way = common_way(records)
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    scorers = list(dict.fromkeys(record["scorer"] for record in records))
+    for axes, chosen in zip(panels, (BOTH, FORWARD), strict=True):
+        for place, name in enumerate([*scorers, "nn.LSTM"]):
+            points: dict[int, float] = {}
+            for record in records:
+                if name in (record["scorer"], "nn.LSTM"):
+                    of = name if name == "nn.LSTM" else "ours"
+                    time = microseconds_a_step(record, way, chosen, of)
+                    points[record[entry]] = min(time, points.get(record[entry], time))
+            is_torch = name == "nn.LSTM"
+            axes.plot(
+                sorted(points),
+                [points[point] for point in sorted(points)],
+                color="0.3" if is_torch else COLOURS[place],
+                linestyle="--" if is_torch else "-",
+                marker="s" if is_torch else "ovD^"[place],
+                label="torch.nn.LSTM" if is_torch else f"SAB, {name}",
+            )
+        axes.set_xscale("log")
+        _use_log_scale(axes)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(sorted({record[entry] for record in records}))
+        axes.tick_params(axis="x", labelrotation=45)
+        axes.set_title(chosen.replace("+", " and "), loc="left", fontsize=11)
+        axes.set_xlabel({"T": "steps T", "n": "hidden size n"}[symbol])
+        axes.grid(color="0.92")
+        axes.spines[["top", "right"]].set_visible(False)
+    how = "from a CUDA graph" if way == "graph" else "as called"
+    panels[0].set_ylabel(f"microseconds a step, {how}")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    return figure
 
 
 def _use_log_scale(axes: Axes) -> None:
