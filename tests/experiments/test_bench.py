@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,70 @@ def test_calls_take_turns() -> None:
     times = timing.time_in_turn(calls, CPU, 0.0)
     assert order == ["a", "b"] * 4, "two rounds to warm up, two that count"
     assert times["a"]["repeats"] == times["b"]["repeats"] == 2
+
+
+class StandIns:
+    """What `torch.cuda` has for time, graphs and memory, without a GPU: a call costs 2 ms, a replay 1."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        outer = self
+
+        class Event:
+            def __init__(self, enable_timing: bool):
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = outer.now
+
+            def synchronize(self) -> None: ...
+
+            def elapsed_time(self, end: Event) -> float:
+                return end.at - self.at
+
+        class Stream:
+            def wait_stream(self, stream: Stream) -> None: ...
+
+        class CUDAGraph:
+            calls = 0
+
+            def replay(self) -> None:
+                assert self.calls == 1
+                outer.now += 1.0
+
+        @contextlib.contextmanager
+        def graph(graph: CUDAGraph, stream: Stream) -> Iterator[None]:
+            graph.calls += 1
+            yield
+
+        for name, stand_in in {"Event": Event, "Stream": Stream, "CUDAGraph": CUDAGraph, "graph": graph}.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+    def call(self) -> None:
+        self.now += 2.0
+
+
+def test_times_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = StandIns(monkeypatch)
+    measured: dict[str, Any] = {}
+    calls = bench._captured({"ours": cuda.call}, measured)
+    assert (cuda.now, measured) == (6.0, {}), "two calls to warm up, one that is captured"
+    times = timing.time_in_turn({"eager": cuda.call, "graph": calls["ours"]}, CUDA, 0.0)
+    assert {name: one["median"] for name, one in times.items()} == {"eager": 2.0, "graph": 1.0}
+
+
+def test_what_cannot_be_captured_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = StandIns(monkeypatch)
+    measured: dict[str, Any] = {}
+
+    def refuses() -> None:
+        raise RuntimeError("not while a stream is captured\nor so")
+
+    assert list(bench._captured({"ours": cuda.call, "other": refuses}, measured)) == ["ours"]
+    assert measured == {"graph_errors": {"other": "RuntimeError: not while a stream is captured"}}
 
 
 def test_ratios_are_to_the_best_of_torch() -> None:

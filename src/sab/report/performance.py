@@ -326,7 +326,7 @@ def sweep_picture(case: str) -> str:
 
 def common_way(records: Sequence[Record]) -> str:
     """The way of calling that is closest to the device's own time and that all records have."""
-    return "graph" if all(BOTH in record["ratio"].get("graph", {}) for record in records) else "eager"
+    return "graph" if all({BOTH, FORWARD} <= record["ratio"].get("graph", {}).keys() for record in records) else "eager"
 
 
 def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours") -> float:
