@@ -219,3 +219,54 @@ def test_a_state_is_indexed_like_a_tuple(cell: str) -> None:
     assert state[-1] is (state.h if cell == "gru" else state.c)
     with pytest.raises(IndexError):
         state[2]
+
+
+class TestMadeWhenAskedFor:
+    """What a state holds is made when someone looks, and is then what it was after the call."""
+
+    def layer(self) -> Any:
+        return randomize(make_layer("lstm", 2, 3, k_top=2, k_att=1))
+
+    def test_a_change_of_the_output_in_place_is_not_seen(self) -> None:
+        layer, x = self.layer(), randn(5, 2, 2)
+        expected = layer(x)[1].h.clone()
+        for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            with mode():
+                output, state = layer(x)
+                output.zero_()
+                assert torch.equal(state.h, expected)
+                assert state.microstates.all()
+
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_a_look_without_gradients_does_not_cut_them(self, mode: Any) -> None:
+        state = self.layer()(randn(5, 2, 2))[1]
+        with mode():
+            assert state.h.shape == (1, 2, 3)
+        assert state.h.requires_grad
+        assert state.microstates.requires_grad
+
+    def test_no_gradient_comes_with_a_late_look(self) -> None:
+        with torch.no_grad():
+            state = self.layer()(randn(5, 2, 2))[1]
+        assert not state.h.requires_grad
+
+    def test_copies_before_a_look(self) -> None:
+        layer = self.layer()
+        for twin in (copy.copy, copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))):
+            with torch.no_grad():
+                state = layer(randn(5, 2, 2))[1]
+            assert torch.equal(twin(state).h, state.h)
+
+    def test_what_is_not_there(self) -> None:
+        state = self.layer()(randn(5, 2, 2))[1]
+        assert not hasattr(state, "hidden")
+        assert "microstates=" in repr(state)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            state.h = state.c  # type: ignore[misc]
+
+    @pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
+    def test_a_compiled_layer_goes_on_from_one_that_nobody_looked_at(self) -> None:
+        torch._dynamo.reset()
+        layer, x = self.layer(), randn(5, 2, 2)
+        compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert_close(compiled(x, layer(x)[1])[0], layer(x, layer(x)[1])[0])

@@ -29,6 +29,12 @@ InitialState = SABState | Tensor | tuple[Tensor, ...]
 _AUTOCAST_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "bias": "attn_bias", "v": "attn_v"}
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
+_PARAMETERS = (
+    *("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
+    *_SCORER_PARAMETERS.values(),
+    *("incorporate_weight", "incorporate_bias"),
+)
+"""Names of a layer's parameters in the order of `LayerWeights`."""
 
 
 class _SABLayer(nn.Module):
@@ -96,9 +102,12 @@ class _SABLayer(nn.Module):
             for layer in range(self.num_layers)
             for direction in (("", "_reverse") if self.bidirectional else ("",))
         ]
+        self._names: list[list[str | None]] = []
         for index, suffix in enumerate(self._suffixes):
-            for name, shape in self._shapes(index).items():
+            shapes = self._shapes(index)
+            for name, shape in shapes.items():
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+            self._names.append([name + suffix if name in shapes else None for name in _PARAMETERS])
         self.reset_parameters()
 
     def _shapes(self, index: int) -> dict[str, tuple[int, ...]]:
@@ -369,20 +378,9 @@ class _SABLayer(nn.Module):
         return x, SABState._made_when_asked_for(end, seen), attention
 
     def _weights(self, index: int) -> LayerWeights:
-        suffix = self._suffixes[index]
-
-        def get(name: str) -> Any:
-            return getattr(self, name + suffix, None)  # as an attribute it may be one that a parametrization computes
-
-        return LayerWeights(
-            w_ih=get("weight_ih"),
-            w_hh=get("weight_hh"),
-            b_ih=get("bias_ih"),
-            b_hh=get("bias_hh"),
-            scorer=ScorerWeights(**{field: get(name) for field, name in _SCORER_PARAMETERS.items()}),
-            incorporate_weight=get("incorporate_weight"),
-            incorporate_bias=get("incorporate_bias"),
-        )
+        # As attributes they may be ones that a parametrization computes.
+        values = [None if name is None else getattr(self, name) for name in self._names[index]]
+        return LayerWeights._make([*values[:4], ScorerWeights._make(values[4:8]), *values[8:]])
 
     def backend_for(self, input: Input, hx: InitialState | None = None) -> str:
         """Name of the backend that a call with these arguments takes."""

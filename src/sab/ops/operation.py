@@ -176,10 +176,8 @@ def run(
     saves = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     scorer_name = config.scorer if isinstance(config.scorer, str) else DEFAULT_SCORER  # a callable: there is no memory
     device_lengths = None if lengths is None else lengths.to(x.device, non_blocking=True)
-    outputs = torch.ops.sab.recurrence.default(
-        x,
-        device_lengths,
-        *tensors[1:],
+    tensors: tuple[Any, ...] = (x, device_lengths, *tensors[1:])
+    options = (
         engine,
         cell_name,
         scorer_name,
@@ -193,6 +191,13 @@ def run(
         compute_type(x, weights),
         saves,
     )
+    if not _is_plain(tensors):
+        outputs = torch.ops.sab.recurrence.default(*tensors, *options)
+    elif saves:
+        outputs = _Recurrence.apply(None, options, *tensors)
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            outputs = _forward(*tensors, *options)  # pyright: ignore[reportCallIssue]
     hidden, store, *others = outputs
     c = others.pop(0) if cell_name == "lstm" else None
     keys, attended, selected, summary = others[:4] if config.k_top > 0 else (None, None, None, None)
@@ -200,6 +205,20 @@ def run(
     return LayerResult(
         hidden, partial(after.state, store, c, keys), partial(after.attention, store, selected, attended, summary)
     )
+
+
+def _is_plain(tensors: tuple[Any, ...]) -> bool:
+    """Whether nothing but autograd would see a call of the operation.
+
+    Then what it does can be called directly: for so many arguments each way through PyTorch's dispatcher takes longer
+    than many an operation itself.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing():
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return False
+    return tensors[0].device.type in _DEVICES
 
 
 class _After(NamedTuple):
@@ -281,6 +300,9 @@ _FRESH = (None, None, None, None)
 """The initial state where there is none: zeros and an empty memory."""
 _INPUTS = 16
 """How many of the operation's arguments are tensors."""
+_PLAIN = (torch.nn.Parameter, type(None), Tensor)
+"""The types of arguments that are nothing but tensors."""
+_DEVICES = ("cuda", "cpu")
 _H, _MICROSTATES, _B_IH = 2, 4, 8
 """Where these come among them."""
 _GRADIENTS = ("hidden", "store", "c", "keys", "weights", "summary")
@@ -679,13 +701,22 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _AS_IT_IS = contextlib.nullcontext()
+_AUTOCAST = {
+    "cuda": torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA),
+    "cpu": torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU),
+}
 
 
 def _products(x: Tensor, compute: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     """Products are of the type of their factors, whatever autocast says, and in TF32 where cuDNN's RNNs would be."""
     if x.is_cuda and compute == torch.float32:
         return _tf32(allow_tf32())
-    return torch.autocast(x.device.type, enabled=False) if is_autocast(x.device.type) else _AS_IT_IS
+    device = x.device.type
+    if not is_autocast(device):
+        return _AS_IT_IS
+    if device in _AUTOCAST:
+        return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST[device])  # a tenth of what torch.autocast takes to say so
+    return torch.autocast(device, enabled=False)
 
 
 class _tf32(contextlib.AbstractContextManager[None]):
@@ -726,14 +757,18 @@ def cast(weights: Weights, compute: torch.dtype) -> Weights:
 
 
 class _Recurrence(torch.autograd.Function):
-    """The operation as a node of autograd's graph.
+    """The operation as a node of autograd's graph; without a keyset the dispatcher is passed by.
 
     By hand, as `torch.library.register_autograd` takes longer for every call than many an operation itself.
     """
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        outputs = _below_autograd(torch.ops.sab.recurrence.default, keyset, *tensors, *options)
+        if keyset is None:
+            with torch._C._AutoDispatchBelowAutograd():
+                outputs = _forward(*tensors, *options)  # pyright: ignore[reportArgumentType]
+        else:
+            outputs = _below_autograd(torch.ops.sab.recurrence.default, keyset, *tensors, *options)
         _, cell, scorer, weighting, _, _, k_top, *_ = options
         ctx.names = _outputs(cell, scorer, weighting, k_top, True)
         ctx.options = options[:-1]
@@ -749,12 +784,14 @@ class _Recurrence(torch.autograd.Function):
         given = dict(zip(ctx.names, gradients, strict=False))
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
         inputs = _INPUTS - len(_FRESH)
-        found = iter(
-            torch.ops.sab.recurrence_backward.default(
-                *map(given.get, _GRADIENTS), *saved[:inputs], saved[inputs:], *ctx.options, needs
-            )
-        )
-        return (None, None, *(next(found) if needed else None for needed in needs))
+        arguments: tuple[Any, ...] = (*map(given.get, _GRADIENTS), *saved[:inputs], saved[inputs:], *ctx.options, needs)
+        if torch.is_grad_enabled() or not _is_plain((*saved, *gradients)):
+            found = torch.ops.sab.recurrence_backward.default(*arguments)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                found = _backward(*arguments)
+        rest = iter(found)
+        return (None, None, *[next(rest) if needed else None for needed in needs])
 
 
 class _RecurrenceBackward(torch.autograd.Function):
@@ -787,9 +824,9 @@ def _autograd_backward(keyset: Any, *arguments: Any) -> Any:
     return _below_autograd(torch.ops.sab.recurrence_backward.default, keyset, *arguments)
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("recurrence", _forward, _key)
-    _library.impl("recurrence_backward", _backward, _key)
+for _device in _DEVICES:
+    _library.impl("recurrence", _forward, _device.upper())
+    _library.impl("recurrence_backward", _backward, _device.upper())
 _library.impl("recurrence", _autograd, "Autograd", with_keyset=True)
 _library.impl("recurrence_backward", _autograd_backward, "Autograd", with_keyset=True)
 torch.library.register_fake("sab::recurrence", _fake_forward, lib=_library)
