@@ -171,6 +171,34 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
         assert_close(one, other, f"tensor {place}", tolerance=1e-9)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("steps", [2, 7])
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        ("lstm", {"scorer": "mlp", "k_top": 2, "incorporate": "concat"}),
+        ("gru", {"scorer": "affine_tanh", "k_top": 3, "weighting": "relu_norm", "max_microstates": 2}),
+        ("rnn_tanh", {"scorer": "dot", "k_top": 1, "weighting": "softmax_sink", "incorporate": "add_bounded"}),
+        ("lstm", {"k_top": 0}),
+    ],
+)
+def test_a_fresh_state_is_one_of_zeros(backend: str, steps: int, cell: str, options: dict[str, Any]) -> None:
+    """Without lengths, so that nothing but the loops fills the buffers; two steps are too few to read."""
+    results = []
+    for name in ("reference", backend):
+        layer = randomize(make_layer(cell, 3, 4, k_att=2, k_trunc=3, backend=name, **options))
+        x = randn(steps, 3, 3).requires_grad_()
+        output, state, attention = layer(x, return_attention=True)
+        zeros = torch.zeros_like(state.h)
+        assert torch.equal(layer(x, (zeros, zeros) if cell == "lstm" else zeros)[0], output)
+        alone = gradients([output], [x, *layer.parameters()])
+        seen = [output, *state, state.microstates, state.keys, attention.weights, attention.summary]
+        results.append([*seen, *alone, *gradients(seen, [x, *layer.parameters()]), attention.numbers])
+    for place, (one, other) in enumerate(zip(*results, strict=True)):
+        assert_close(one, other, f"tensor {place}", tolerance=1e-9)
+
+
 class Compiled:
     """A layer and its compiled twin, whose results must be equal."""
 

@@ -53,6 +53,7 @@ AFFINE = ("affine", "affine_tanh")
 """The scorers whose keys are numbers, and decide alone what is selected."""
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """What the operation computes in; an engine may do without some."""
+_DEVICES = ("cuda", "cpu")
 _engines: dict[str, Any] = {}
 
 
@@ -119,7 +120,7 @@ class Weights(NamedTuple):
 
 def is_autocast(device: str) -> bool:
     """Whether autocast is on for a type of device; the device `meta` has none."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return (device in _DEVICES or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
 
 
 def compute_type(x: Tensor, weights: LayerWeights) -> torch.dtype:
@@ -302,7 +303,6 @@ _INPUTS = 16
 """How many of the operation's arguments are tensors."""
 _PLAIN = (torch.nn.Parameter, type(None), Tensor)
 """The types of arguments that are nothing but tensors."""
-_DEVICES = ("cuda", "cpu")
 _H, _MICROSTATES, _B_IH = 2, 4, 8
 """Where these come among them."""
 _GRADIENTS = ("hidden", "store", "c", "keys", "weights", "summary")
