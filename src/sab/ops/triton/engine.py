@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from sab.cells import CELLS
 from sab.config import SABConfig
 from sab.ops import operation
 from sab.ops.triton import small
+from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
 
 LARGEST_SMALL = 256
-"""The largest hidden size at which one program takes a row through all the steps."""
+"""The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
 SCORERS = ("affine", "affine_tanh", "mlp", "dot")
 WEIGHTINGS = ("relu", "relu_norm", "softmax", "softmax_sink")
@@ -23,19 +23,14 @@ INCORPORATIONS = ("add", "concat", "add_bounded")
 TYPES = (torch.float32, torch.bfloat16)
 
 
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, which takes tensors on the CPU."""
-    return bool(triton.knobs.runtime.interpret)
-
-
 def unsupported(
     x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
 ) -> str | None:
     """Why this backend cannot run a configuration, or None where it can."""
-    if x.device.type != "cuda" and not (interpreted() and x.device.type == "cpu"):
+    if x.device.type != "cuda" and not (INTERPRETED and x.device.type == "cpu"):
         return f"the input is on {x.device.type}"
     compute = operation.compute_type(x, weights)
-    if compute not in TYPES and not interpreted():
+    if compute not in TYPES and not INTERPRETED:
         return f"it computes in float32 and bfloat16, not in {str(compute).removeprefix('torch.')}"
     if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
         return "it does not have this cell, weighting or incorporation"
@@ -50,12 +45,12 @@ def unsupported(
 
 def pack(plan: operation.Plan, weights: operation.Weights, compute: torch.dtype) -> Tensor | None:
     """The weights as both loops read them, or None where they take them as they are."""
-    return small.pack(plan, weights, compute) if plan.n <= LARGEST_SMALL else None
+    return small.pack(plan, weights, compute) if _is_small(plan) else None
 
 
 def forward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any]) -> None:
     """The forward loop over time."""
-    if plan.n <= LARGEST_SMALL:
+    if _is_small(plan):
         return small.forward(plan, weights, buffers)
     from sab.ops.triton import large
 
@@ -65,12 +60,16 @@ def forward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str,
 
 def backward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
     """The backward loop over time."""
-    if plan.n <= LARGEST_SMALL:
+    if _is_small(plan):
         return small.backward(plan, weights, buffers, work)
     from sab.ops.triton import large
 
     operation.blank_work(work)
     return large.backward(plan, operation.cast(weights, buffers["gates"].dtype), _complete(buffers), work)
+
+
+def _is_small(plan: operation.Plan) -> bool:
+    return max(plan.n, plan.key_size) <= LARGEST_SMALL
 
 
 def _complete(buffers: dict[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,13 @@ from typing import Any, cast
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 
 from sab.ops.operation import Plan, Weights, allow_tf32
 from sab.ops.triton.large_backward import backward_kernel
 from sab.ops.triton.large_forward import forward_kernel
+from sab.ops.triton.launch import INTERPRETED
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-INTERPRETED = knobs.runtime.interpret
 FORWARD = "store c gates hidden_new h_hat query keys weights selected norms summary".split()
 BACKWARD = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 # All programs run at the same time or none does: otherwise they could wait for one that never starts.

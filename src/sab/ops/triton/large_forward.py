@@ -1,5 +1,4 @@
 # type: ignore
-# ruff: noqa: SIM102, SIM108 (branches on compile-time values stay apart from those on run-time ones)
 """The forward loop over time for large hidden sizes."""
 
 import triton

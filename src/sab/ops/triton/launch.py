@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs
+
+INTERPRETED = bool(knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, which takes tensors on the CPU."""
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 

@@ -1,3 +1,4 @@
+# type: ignore
 """What the kernels share: functions of one number, stores, weightings forward and backward.
 
 `MATH` says how functions are computed: "approximate" by the hardware's own tanh (half precision's accuracy, as the
@@ -13,15 +14,12 @@ from triton.language.extra import libdevice
 @triton.jit
 def tanh(x, MATH: tl.constexpr):
     if MATH == "approximate":
-        return tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    elif MATH == "accurate":
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    if MATH == "accurate":
         return libdevice.tanh(x)
-    else:
-        small = tl.exp(-2.0 * tl.abs(x))  # never overflows
-        bounded = (1.0 - small) / (1.0 + small)
-        return tl.where(x < 0, -bounded, bounded)
+    small = tl.exp(-2.0 * tl.abs(x))  # never overflows
+    bounded = (1.0 - small) / (1.0 + small)
+    return tl.where(x < 0, -bounded, bounded)
 
 
 @triton.jit
@@ -44,16 +42,14 @@ def tanh_of_scores(x, MATH: tl.constexpr):
             is_pure=True,
             pack=2,
         )
-    else:
-        return tanh(x, MATH)
+    return tanh(x, MATH)
 
 
 @triton.jit
 def sigmoid(x, MATH: tl.constexpr):
     if MATH == "approximate":
         return 0.5 * tanh(0.5 * x, MATH) + 0.5
-    else:
-        return 1.0 / (1.0 + tl.exp(-x))
+    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
@@ -93,7 +89,7 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
     TYPE: tl.constexpr = pointer.dtype.element_ty
     if (MATH == "plain") or (TYPE.primitive_bitwidth == 64):
         return tl.load(pointer, mask=mask, other=0, cache_modifier=CACHE)
-    elif TYPE.primitive_bitwidth == 16:
+    if TYPE.primitive_bitwidth == 16:
         return tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global" + CACHE + ".b16 $0, [$1]; }",
             "=&h,l,r",
@@ -102,15 +98,14 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
             is_pure=False,
             pack=1,
         ).to(TYPE, bitcast=True)
-    else:
-        return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global" + CACHE + ".b32 $0, [$1]; }",
-            "=&r,l,r",
-            [pointer.to(tl.int64), mask.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        ).to(TYPE, bitcast=True)
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global" + CACHE + ".b32 $0, [$1]; }",
+        "=&r,l,r",
+        [pointer.to(tl.int64), mask.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    ).to(TYPE, bitcast=True)
 
 
 @triton.jit
@@ -133,8 +128,7 @@ def sortable(score):
     if score.dtype == tl.float32:
         bits = score.to(tl.int32, bitcast=True)
         return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    else:
-        return score
+    return score
 
 
 @triton.jit
@@ -142,8 +136,7 @@ def from_sortable(number):
     """The inverse of `sortable`."""
     if number.dtype == tl.int32:
         return (number ^ ((number >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    else:
-        return number
+    return number
 
 
 @triton.jit

@@ -1,0 +1,329 @@
+# type: ignore
+"""The backward loop over time for small hidden sizes: one program a row."""
+
+import triton
+import triton.language as tl
+
+from sab.ops.triton.parts import get, prefetch, put, tanh, weigh_backward
+from sab.ops.triton.small_parts import gather, product, product_of_gates, resident, rows_of, streamed
+
+
+@triton.jit
+def sums_over_warps(parts):
+    """The sums over the first dimension of a tuple of [P / 16, 8], as a tuple of [P / 16, 1, 8]."""
+    NB: tl.constexpr = parts[0].shape[0]
+    sums = ()
+    for g in tl.static_range(len(parts)):
+        sums = sums + (tl.broadcast_to(tl.sum(parts[g], 0)[None, None, :], (NB, 1, 8)),)
+    return sums
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
+def backward_kernel(
+    w_held, w_all, w_memory, w_query, v, lengths,
+    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
+    dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
+    steps, batch, first_slots, slots, seen, k_att, k_trunc,
+    n: tl.constexpr, d: tl.constexpr, K: tl.constexpr,
+    CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
+    P: tl.constexpr,
+    RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    NB: tl.constexpr = P // 16
+    GATES: tl.constexpr = 4 if CELL == "lstm" else (3 if CELL == "gru" else 1)
+    AFFINE: tl.constexpr = (SCORER == "affine") or (SCORER == "affine_tanh")
+    SCORE_MATH: tl.constexpr = "accurate" if MATH == "approximate" else MATH
+    DTYPE: tl.constexpr = store.dtype.element_ty
+    W_MEMORY: tl.constexpr = GATES * n * n
+    W_QUERY: tl.constexpr = W_MEMORY + d * n
+    W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
+    GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
+
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    here = unit < n
+    there = unit < d
+    eight = tl.arange(0, 8)[None, None, :] + tl.zeros((NB, 1, 8), tl.int32)
+    is_first = (tl.arange(0, NB) == 0)[:, None, None]
+    first_kept = k_att - 1 - seen % k_att
+    stride = batch.to(tl.int64) * n
+    length = steps
+    if HAS_LENGTHS:
+        length = tl.load(lengths + row).to(tl.int32)
+
+    zero = tl.zeros((NB, 16), DTYPE)
+    if RESIDENT:
+        w0 = resident(w_held, n, n, 1, unit, n, TYPE)
+        if GATES > 1:
+            w1 = resident(w_held + n * n, n, n, 1, unit, n, TYPE)
+            if HELD > 2:
+                w2 = resident(w_held + 2 * n * n, n, n, 1, unit, n, TYPE)
+            else:
+                w2 = resident(w_all + 2 * n * n, n, n, 1, unit, n, TYPE)
+            w3 = w2
+            if GATES == 4:
+                if HELD > 3:
+                    w3 = resident(w_held + 3 * n * n, n, n, 1, unit, n, TYPE)
+                else:
+                    w3 = resident(w_all + 3 * n * n, n, n, 1, unit, n, TYPE)
+        if (K > 0) and (not AFFINE):
+            wm = resident(w_all + W_MEMORY, d, n, 1, unit, n, TYPE)
+            wq = resident(w_all + W_QUERY, d, n, 1, unit, n, TYPE)
+        if (K > 0) and (INCORPORATE == "concat"):
+            wc = resident(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, TYPE)
+            ws = resident(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, TYPE)
+    v_vector = zero
+    dv_sums = tl.zeros((NB, 16, 8), DTYPE)
+    if K > 0:
+        if AFFINE:
+            wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
+            wq_vector = tl.load(w_query + unit, mask=here, other=0).to(DTYPE)
+        if SCORER == "mlp":
+            v_vector = tl.load(v + unit, mask=there, other=0).to(DTYPE)
+
+    if HAS_LENGTHS:  # past its end a row has no gradient
+        for t in range(length, steps):
+            for gate in tl.static_range(GATES):
+                after = (t * batch.to(tl.int64) + row) * GATES * n + gate * n + unit
+                tl.store(dgates + after, zero, mask=here)
+                if CELL == "gru":
+                    tl.store(dhidden + after, zero, mask=here)
+
+    # Where step t's numbers lie; the step before has its own one stride earlier.
+    last = (length - 1) * batch.to(tl.int64) + row
+    gates_t = last * GATES * n
+    row_t = last * n
+    store_t = row_t + first_slots * stride  # the hidden state that entered step t
+    query_t = last * d
+    list_t = last * K
+    norms_t = last
+    chain = zero
+    dc_now = zero
+    arriving = tl.load(dstore + store_t + stride + unit, mask=here, other=0)
+    c_after = zero
+    if CELL == "lstm":
+        c_after = tl.load(c + row_t + stride + unit, mask=here, other=0)
+    if RESIDENT:  # as in the forward: what is also made outside the loop stays in registers
+        if GATES == 1:
+            chain = product(w0, chain, TYPE)
+        else:
+            if HELD == 4:
+                chain = product_of_gates(w0, w1, w2, w3, chain, chain, chain, chain, TYPE)
+            elif HELD == 3:
+                chain = product_of_gates(w0, w1, w2, w2, chain, chain, chain, chain, TYPE)
+            else:
+                chain = product_of_gates(w0, w1, w1, w1, chain, chain, chain, chain, TYPE)
+        chain = tl.where(here, chain * 0.0, 0.0)
+
+    for back in range(length):
+        t = length - 1 - back
+        # Loads that depend on nothing computed here.
+        g0 = tl.load(gates + gates_t + unit, mask=here, other=0).to(DTYPE)
+        if GATES >= 3:
+            g1 = tl.load(gates + gates_t + n + unit, mask=here, other=0).to(DTYPE)
+            g2 = tl.load(gates + gates_t + 2 * n + unit, mask=here, other=0).to(DTYPE)
+        if GATES == 4:
+            g3 = tl.load(gates + gates_t + 3 * n + unit, mask=here, other=0).to(DTYPE)
+        if CELL == "lstm":
+            c_before = tl.load(c + row_t + unit, mask=here, other=0)
+        if CELL == "gru":
+            h_before = tl.load(store + store_t + unit, mask=here, other=0)
+            h_fresh = tl.load(hidden_new + row_t + unit, mask=here, other=0).to(DTYPE)
+        if K > 0:
+            used = first_slots + (seen + t) // k_att - seen // k_att
+            rows = ()
+            key_rows = ()
+            shares = ()
+            for g in tl.static_range(GROUPS):
+                place = g * 8 + eight
+                chosen = tl.where(place < K, get(selected + list_t + place, place < K, "", MATH), -1)
+                shares = shares + (get(weights + list_t + place, place < K, "", MATH),)
+                rows = rows + (rows_of(chosen, first_slots, first_kept, k_att, batch, row),)
+                key_rows = key_rows + (tl.where(chosen >= 0, chosen + row.to(tl.int32) * slots, -1),)
+            read = gather(store, rows, unit, n, "", MATH)
+            q = zero
+            if not AFFINE:
+                q = tl.load(query + query_t + unit, mask=there, other=0)
+
+        # Keep.
+        dh = arriving + chain
+        if K > 0:
+            if (seen + t + 1) % k_att == 0:
+                slot = first_slots + (seen + t + 1) // k_att - 1 - seen // k_att
+                if AFFINE:
+                    dkey = tl.load(dkeys + row * slots + slot, cache_modifier=".cg")
+                    if SCORER == "affine":
+                        dh += dkey * wm_vector
+                    else:
+                        bounded = tanh(tl.load(store + store_t + stride + unit, mask=here, other=0), SCORE_MATH)
+                        dh += dkey * wm_vector * (1 - bounded * bounded)
+                elif RESIDENT:
+                    dkey_at = dkeys + (row * slots + slot) * d + unit
+                    dh += product(wm, tl.load(dkey_at, mask=there, other=0, cache_modifier=".cg"), TYPE)
+                else:
+                    dh += streamed(w_all + W_MEMORY, d, n, 1, unit, n, dkeys + (row * slots + slot) * d, DTYPE)
+
+        # Incorporate and read.
+        dh_hat = dh
+        if K > 0:
+            if used > 0:
+                if INCORPORATE == "add":
+                    ds = dh
+                elif INCORPORATE == "add_bounded":
+                    bounded = tanh(tl.load(summary + row_t + unit, mask=here, other=0), MATH)
+                    ds = dh * (1 - bounded * bounded)
+                else:
+                    put(dincorporated + row_t + unit, dh, here, MATH)
+                    if RESIDENT:
+                        dh_hat = product(wc, dh, TYPE)
+                        ds = product(ws, dh, TYPE)
+                    else:
+                        tl.debug_barrier()
+                        into = dincorporated + row_t
+                        dh_hat = streamed(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, into, DTYPE)
+                        ds = streamed(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, into, DTYPE)
+                if HAS_DSUMMARY:
+                    ds += tl.load(dsummary + row_t + unit, mask=here, other=0)
+                dmicrostates = gather(dstore, rows, unit, n, ".cg", MATH)
+                if not AFFINE:
+                    own_keys = gather(keys, key_rows, unit, d, "", MATH)
+                    dkeys_before = gather(dkeys, key_rows, unit, d, ".cg", MATH)
+                else:
+                    dkeys_before = ()
+                    for g in tl.static_range(GROUPS):
+                        taken = is_first & (rows[g] >= 0)
+                        dkeys_before = dkeys_before + (get(dkeys + key_rows[g], taken, ".cg", MATH),)
+                if not RESIDENT:
+                    tl.debug_barrier()  # threads that hold the same number have all read it before one changes it
+                norm = 1.0
+                if WEIGHTING == "relu_norm":
+                    norm = tl.load(norms + norms_t)
+                dshares = ()
+                is_last = ()
+                for g in tl.static_range(GROUPS):
+                    dshares = dshares + (tl.sum(read[g] * ds[:, :, None], 1),)
+                    is_last = is_last + (g * 8 + eight == tl.minimum(K, used) - 1,)
+                dshares = sums_over_warps(dshares)
+                if HAS_DWEIGHTS:
+                    inside = dshares
+                    dshares = ()
+                    for g in tl.static_range(GROUPS):
+                        place = g * 8 + eight
+                        dshares = dshares + (inside[g] + get(dweights + list_t + place, place < K, "", MATH),)
+                dscores = weigh_backward(dshares, shares, norm, is_last, WEIGHTING)
+                dq_sums = tl.zeros((NB, 16, 8), DTYPE)
+                dq_number = tl.zeros((NB, 1, 8), DTYPE)
+                for g in tl.static_range(GROUPS):
+                    is_there = rows[g] >= 0
+                    dscore = tl.where(is_there, dscores[g], 0.0)
+                    pointer = dstore + rows[g].to(tl.int64) * n + unit[:, :, None]
+                    dmicrostate = dmicrostates[g] + shares[g] * ds[:, :, None]
+                    put(pointer, dmicrostate, here[:, :, None] & is_there, MATH)
+                    if AFFINE:
+                        put(dkeys + key_rows[g], dkeys_before[g] + dscore, is_first & is_there, MATH)
+                        dq_number += dscore
+                    else:
+                        key = own_keys[g].to(DTYPE)
+                        if SCORER == "mlp":
+                            bounded = tanh(key + q[:, :, None], MATH)
+                            dkey = dscore * v_vector[:, :, None] * (1 - bounded * bounded)
+                            dq_sums += dkey
+                            dv_sums += dscore * bounded
+                        else:
+                            dkey = dscore * q[:, :, None]
+                            dq_sums += dscore * key
+                        pointer = dkeys + key_rows[g].to(tl.int64) * d + unit[:, :, None]
+                        put(pointer, dkeys_before[g] + dkey, there[:, :, None] & is_there, MATH)
+                if AFFINE:
+                    total = tl.sum(dq_number, 2)
+                    put(
+                        dquery + norms_t + 0 * eight, dq_number * 0.0 + total[:, :, None], is_first & (eight == 0), MATH
+                    )
+                    if SCORER == "affine":
+                        dh_hat += total * wq_vector
+                    else:
+                        bounded = tanh(tl.load(h_hat + row_t + unit, mask=here, other=0), SCORE_MATH)
+                        dh_hat += total * wq_vector * (1 - bounded * bounded)
+                else:
+                    dq = tl.sum(dq_sums, 2)
+                    if SCORER == "dot":
+                        dq *= d**-0.5
+                    put(dquery + query_t + unit, dq, there, MATH)
+                    if RESIDENT:
+                        dh_hat += product(wq, dq, TYPE)
+                    else:
+                        tl.debug_barrier()
+                        dh_hat += streamed(w_all + W_QUERY, d, n, 1, unit, n, dquery + query_t, DTYPE)
+            tl.debug_barrier()  # gradients were added to rows that other threads read
+        arriving = tl.load(dstore + store_t + unit, mask=unit < tl.where(t > 0, n, 0), other=0, cache_modifier=".cg")
+
+        # Cell.
+        if CELL == "lstm":
+            if HAS_DCELLS:
+                dc_now += tl.load(dcells + row_t + unit, mask=here, other=0)
+            bounded = tanh(c_after, MATH)
+            dc_now += dh_hat * g3 * (1 - bounded * bounded)
+            d0 = dc_now * g2 * g0 * (1 - g0)
+            d1 = dc_now * c_before * g1 * (1 - g1)
+            d2 = dc_now * g0 * (1 - g2 * g2)
+            d3 = dh_hat * bounded * g3 * (1 - g3)
+            dc_now *= g1
+            c_after = c_before
+            put(dgates + gates_t + unit, d0, here, MATH)
+            put(dgates + gates_t + n + unit, d1, here, MATH)
+            put(dgates + gates_t + 2 * n + unit, d2, here, MATH)
+            put(dgates + gates_t + 3 * n + unit, d3, here, MATH)
+        elif CELL == "gru":
+            dfresh = dh_hat * (1 - g1) * (1 - g2 * g2)
+            d0 = dfresh * h_fresh * g0 * (1 - g0)
+            d1 = dh_hat * (h_before - g2) * g1 * (1 - g1)
+            d2 = dfresh * g0
+            d3 = zero
+            put(dgates + gates_t + unit, d0, here, MATH)
+            put(dgates + gates_t + n + unit, d1, here, MATH)
+            put(dgates + gates_t + 2 * n + unit, dfresh, here, MATH)
+            put(dhidden + gates_t + unit, d0, here, MATH)
+            put(dhidden + gates_t + n + unit, d1, here, MATH)
+            put(dhidden + gates_t + 2 * n + unit, d2, here, MATH)
+        else:
+            if CELL == "rnn_tanh":
+                d0 = dh_hat * (1 - g0 * g0)
+            else:
+                d0 = tl.where(g0 > 0, dh_hat, 0.0)
+            put(dgates + gates_t + unit, d0, here, MATH)
+
+        # The chain.
+        chain = zero
+        if (k_trunc > 0) & (seen + t > 0) & ((seen + t) % tl.maximum(k_trunc, 1) == 0):
+            dc_now = zero
+        else:
+            if CELL == "gru":
+                chain = dh_hat * g1
+            if RESIDENT:
+                if GATES == 1:
+                    chain += product(w0, d0, TYPE)
+                else:
+                    chain += product_of_gates(w0, w1, w2, w3, d0, d1, d2, d3, TYPE)
+            else:
+                tl.debug_barrier()
+                for gate in tl.static_range(GATES):
+                    into = dhidden + gates_t + gate * n
+                    chain += streamed(w_all + gate * n * n, n, n, 1, unit, n, into, DTYPE)
+
+        if K > 0:
+            prefetch(selected + list_t - tl.where(t > 0, batch * K, 0) + tl.arange(0, 8), MATH)
+            prefetch(weights + list_t - tl.where(t > 0, batch * K, 0) + tl.arange(0, 8), MATH)
+        gates_t -= batch * GATES * n
+        row_t -= stride
+        store_t -= stride
+        query_t -= batch * d
+        list_t -= batch * K
+        norms_t -= batch
+
+    into = dstore + first_slots * stride + row * n + unit
+    tl.store(into, tl.load(into, mask=here, other=0) + chain, mask=here)
+    if CELL == "lstm":
+        tl.store(dc + row * n + unit, dc_now, mask=here)
+    if (K > 0) and (SCORER == "mlp"):
+        tl.store(dv + row * d + unit, tl.sum(dv_sums, 2), mask=there)
