@@ -1,4 +1,4 @@
-"""What every test shares: one thread and seeded hypothesis."""
+"""What every test shares: one thread, seeded hypothesis, and Triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
 settings.register_profile(
     "ci",

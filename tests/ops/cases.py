@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +20,8 @@ WEIGHTINGS_AND_FORWARDS = [(weighting, "sparse") for weighting in WEIGHTINGS] + 
     ("softmax", "dense"),
     ("softmax_sink", "dense"),
 ]
-BACKENDS = [name for name in dispatch.BACKENDS if name != "triton" or os.environ.get("TRITON_INTERPRET") == "1"]
-"""Those that run on the CPU; the Triton kernels do so interpreted."""
+BACKENDS = [name for name in dispatch.BACKENDS if name != "triton"]
+"""Those that run on the CPU; interpreted, the Triton kernels are too slow for every test and have their own."""
 DOUBLE = torch.float64
 PLAIN: dict[str, Any] = {"k_top": 0, "k_trunc": None}
 """The options that make a layer `torch.nn`'s."""
