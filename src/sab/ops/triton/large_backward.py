@@ -1,5 +1,5 @@
 # type: ignore
-# ruff: noqa: RET505 (branches on compile-time values stay apart from those on run-time ones)
+
 """The backward loop over time for large hidden sizes."""
 
 import triton

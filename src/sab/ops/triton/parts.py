@@ -15,11 +15,12 @@ from triton.language.extra import libdevice
 def tanh(x, MATH: tl.constexpr):
     if MATH == "approximate":
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    if MATH == "accurate":
+    elif MATH == "accurate":
         return libdevice.tanh(x)
-    small = tl.exp(-2.0 * tl.abs(x))  # never overflows
-    bounded = (1.0 - small) / (1.0 + small)
-    return tl.where(x < 0, -bounded, bounded)
+    else:
+        small = tl.exp(-2.0 * tl.abs(x))  # never overflows
+        bounded = (1.0 - small) / (1.0 + small)
+        return tl.where(x < 0, -bounded, bounded)
 
 
 @triton.jit
@@ -42,14 +43,16 @@ def tanh_of_scores(x, MATH: tl.constexpr):
             is_pure=True,
             pack=2,
         )
-    return tanh(x, MATH)
+    else:
+        return tanh(x, MATH)
 
 
 @triton.jit
 def sigmoid(x, MATH: tl.constexpr):
     if MATH == "approximate":
         return 0.5 * tanh(0.5 * x, MATH) + 0.5
-    return 1.0 / (1.0 + tl.exp(-x))
+    else:
+        return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
@@ -89,7 +92,7 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
     TYPE: tl.constexpr = pointer.dtype.element_ty
     if (MATH == "plain") or (TYPE.primitive_bitwidth == 64):
         return tl.load(pointer, mask=mask, other=0, cache_modifier=CACHE)
-    if TYPE.primitive_bitwidth == 16:
+    elif TYPE.primitive_bitwidth == 16:
         return tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global" + CACHE + ".b16 $0, [$1]; }",
             "=&h,l,r",
@@ -98,14 +101,15 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
             is_pure=False,
             pack=1,
         ).to(TYPE, bitcast=True)
-    return tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global" + CACHE + ".b32 $0, [$1]; }",
-        "=&r,l,r",
-        [pointer.to(tl.int64), mask.to(tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    ).to(TYPE, bitcast=True)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global" + CACHE + ".b32 $0, [$1]; }",
+            "=&r,l,r",
+            [pointer.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        ).to(TYPE, bitcast=True)
 
 
 @triton.jit
@@ -128,7 +132,8 @@ def sortable(score):
     if score.dtype == tl.float32:
         bits = score.to(tl.int32, bitcast=True)
         return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return score
+    else:
+        return score
 
 
 @triton.jit
@@ -136,7 +141,8 @@ def from_sortable(number):
     """The inverse of `sortable`."""
     if number.dtype == tl.int32:
         return (number ^ ((number >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return number
+    else:
+        return number
 
 
 @triton.jit

@@ -25,7 +25,8 @@ def score_keys(key, query, v, SCORER: tl.constexpr, MATH: tl.constexpr):
     key = key.to(query.dtype)
     if SCORER == "mlp":
         return tl.sum(v[None, :] * tanh_of_scores(key + query[None, :], MATH), 1)
-    return tl.sum(key * query[None, :], 1)
+    else:
+        return tl.sum(key * query[None, :], 1)
 
 
 @triton.jit
@@ -33,8 +34,9 @@ def carried_line(values, part, LINES: tl.constexpr):
     """Columns 32 part to 32 part + 31 of values [P / 16, 32 LINES]."""
     if LINES == 1:
         return values
-    is_part = (tl.arange(0, LINES) == part)[None, :, None]
-    return tl.sum(tl.where(is_part, values.reshape(values.shape[0], LINES, 32), 0), 1)
+    else:
+        is_part = (tl.arange(0, LINES) == part)[None, :, None]
+        return tl.sum(tl.where(is_part, values.reshape(values.shape[0], LINES, 32), 0), 1)
 
 
 @triton.jit
@@ -141,8 +143,8 @@ def select_exactly(
     KC: tl.constexpr = place.shape[1]
     P: tl.constexpr = query.shape[0]
     CARRIED: tl.constexpr = KC // 32
-    LOWEST: tl.constexpr = float("-inf") if tl.float64 == DTYPE else -2147483648
-    NUMBER: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.int32
+    LOWEST: tl.constexpr = float("-inf") if DTYPE == tl.float64 else -2147483648
+    NUMBER: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.int32
     line = tl.arange(0, 8)[:, None, None]
     best = tl.full((NB, KC), LOWEST, NUMBER)
     slots = tl.full((NB, KC), -1, tl.int32)

@@ -33,12 +33,13 @@ def into_range(x, TYPE: tl.constexpr):
 
     Half precision has the mantissa of TF32 but not its range, so the largest number is brought near 1.
     """
-    if tl.float16 == TYPE:
+    if TYPE == tl.float16:
         exponent = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 0) >> 23
         exponent = tl.minimum(tl.maximum(exponent, 1), 253)
         scaled = x * ((254 - exponent) << 23).to(tl.float32, bitcast=True)
         return scaled.to(TYPE), (exponent << 23).to(tl.float32, bitcast=True)
-    return x.to(TYPE), 1.0
+    else:
+        return x.to(TYPE), 1.0
 
 
 @triton.jit

@@ -1,0 +1,75 @@
+"""The Triton kernels are compiled for a GPU, which needs none: what only the compiler minds shows here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from sab.config import SABConfig
+from sab.ops.operation import Plan
+from sab.ops.triton import small
+from sab.ops.triton.small_backward import backward_kernel
+from sab.ops.triton.small_forward import forward_kernel
+
+cell, scorer, weighting, incorporate, n, k_top, dtype = eval(sys.argv[1])
+config = SABConfig(k_top, 2, 3, scorer, weighting, "sparse", incorporate)
+key_size = 1 if scorer in ("affine", "affine_tanh") else n
+half = {torch.float32: "fp16", torch.bfloat16: "bf16"}[dtype]
+constants = small._constants_of(config, cell, n, key_size, dtype, tf32=True)
+assert constants["RESIDENT"] == (n <= 128)
+of_compute = "bf16" if dtype == torch.bfloat16 else "fp32"
+for kernel, more in (
+    (forward_kernel, {"KC": 32, "PACKED": constants["RESIDENT"], "HAS_BIAS": True}),
+    (backward_kernel, {"HAS_DCELLS": True, "HAS_DSUMMARY": True, "HAS_DWEIGHTS": True, "HELD": 3}),
+):
+    values = {**constants, **more, "HAS_LENGTHS": True}
+    warps = values.pop("num_warps")
+    types = {}
+    for name in kernel.arg_names:
+        if name in values:
+            types[name] = "constexpr"
+        elif name in ("steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc", "bias_size"):
+            types[name] = "i32"
+        elif name == "w_held":
+            types[name] = "*i16" if constants["RESIDENT"] else "*" + of_compute
+        elif name == "w_all":
+            types[name] = "*" + (half if constants["RESIDENT"] else of_compute)
+        elif name in ("gates", "keys", "hidden_new", "dgates", "dhidden", "dquery"):
+            types[name] = "*" + of_compute
+        else:
+            types[name] = {"lengths": "*i64", "selected": "*i32"}.get(name, "*fp32")
+    source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=values)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
+    if constants["RESIDENT"]:
+        assert "mma.sync" in compiled.asm["ptx"]
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("lstm", "mlp", "softmax", "add", 128, 10, "float32"),
+        ("lstm", "dot", "softmax_sink", "concat", 100, 20, "bfloat16"),
+        ("gru", "affine_tanh", "relu_norm", "add_bounded", 33, 5, "float32"),
+        ("rnn_relu", "affine", "relu", "add", 7, 1, "bfloat16"),
+        ("lstm", "mlp", "softmax", "add", 200, 3, "float32"),
+        ("rnn_tanh", "mlp", "softmax", "add", 16, 0, "float32"),
+    ],
+)
+def test_the_small_kernels_compile(options: tuple[object, ...]) -> None:
+    argument = repr(options[:-1])[:-1] + f", torch.{options[-1]})"
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, argument], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
