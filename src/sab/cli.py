@@ -303,10 +303,9 @@ def plot_bench(
     with writing(out, "out"):
         out.mkdir(parents=True, exist_ok=True)
     for case in performance.SWEPT:
-        swept = [record for record in read if record["case"] == case and "error" not in record]
-        if swept:
+        if swept := performance.swept_records(read, case):
             picture = out / performance.sweep_picture(case)
-            save(step_times(swept), picture)
+            save(step_times(swept, case), picture)
             print(picture, file=sys.stderr if page is None else sys.stdout)
     images = Path(os.path.relpath(out, Path(".") if page is None else page.parent)).as_posix()
     if page is None:

@@ -111,9 +111,9 @@ def mean_attention(run: Run) -> Tensor:
     return mean[:, attending - 1].masked_fill(kept_at >= attending[:, None], float("nan"))
 
 
-def step_times(records: Sequence[Record]) -> Figure:
+def step_times(records: Sequence[Record], case: str) -> Figure:
     """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
-    entry, symbol = SWEPT[records[0]["case"]]
+    entry, symbol = SWEPT[case]
     way = common_way(records)
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)

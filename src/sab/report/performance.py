@@ -298,8 +298,23 @@ def _context(records: Sequence[Record]) -> str | None:
     return "For context, this layer beside the definition it is held to:\n\n" + _markdown(header, rows)
 
 
+def swept_records(records: Sequence[Record], case: str) -> list[Record]:
+    """The records of a sweep; a sweep of T has those of other cases too that differ from it in T alone."""
+    good = [record for record in records if "error" not in record]
+    own = [record for record in good if record["case"] == case]
+    if case == "T":
+        alike = {"hidden_size": 128, "batch_size": 64, "k_top": 10, "k_att": 2, "k_trunc": 10, "precision": "float32"}
+        alike["kind"] = "required"
+        own += [
+            record
+            for record in good
+            if record["scorer"] != "mlp" and "cuda" in record["device"] and alike.items() <= record.items()
+        ]
+    return own
+
+
 def _sweep(records: Sequence[Record], case: str, images: str) -> str | None:
-    swept = [record for record in records if record["case"] == case and "error" not in record]
+    swept = swept_records(records, case)
     if not swept:
         return None
     entry, symbol = SWEPT[case]
