@@ -91,15 +91,23 @@ def test_more_slots_than_are_looked_at_at_once(scorer: str, k_top: int) -> None:
     compare("rnn_tanh", 4, 2, 1, first=300, k_top=k_top, k_att=1, k_trunc=1, scorer=scorer, attention_size=3)
 
 
-@pytest.mark.parametrize("scorer", ["mlp", "dot", "affine"])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("cell", "scorer", "dtype"),
+    [
+        ("lstm", "mlp", torch.float32),
+        ("lstm", "affine", torch.float32),
+        ("gru", "dot", torch.float32),
+        ("rnn_tanh", "mlp", torch.float32),
+        ("lstm", "dot", torch.bfloat16),
+        ("gru", "mlp", torch.bfloat16),
+    ],
+)
 def test_tensor_cores_round_as_much_as_their_type(
-    scorer: str, cell: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    cell: str, scorer: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The products in half precision: weights held in registers, vectors brought into range, packed candidates."""
     options = {"k_top": 12, "k_att": 1, "k_trunc": 4, "scorer": scorer}  # all are selected, whatever their order
-    theirs = randomize(make_layer(cell, 2, 24, backend="reference", **options), scale=0.3)
+    theirs = randomize(make_layer(cell, 2, 24, backend="reference", **options), scale=0.2)
     ours = make_layer(cell, 2, 24, backend="triton", dtype=torch.float32, **options)
     ours.load_state_dict(theirs.state_dict())
     if dtype == torch.bfloat16:
