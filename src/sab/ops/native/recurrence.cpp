@@ -128,7 +128,10 @@ inline float exponential(float x) {
 }
 // tanh for float as x P(x^2) / Q(x^2), fitted for the least relative error on (0, 9], where tanh rounds to 1: within
 // 4e-7, and half the work of going through exp.
-inline float hyperbolic_tangent(float x) {
+struct Quotient {
+    float above, below;
+};
+inline Quotient tangent_quotient(float x) {
     x = std::min(std::max(x, -9.0f), 9.0f);
     float y = x * x;
     float p = 1.3354175563680724e-08f;
@@ -141,7 +144,11 @@ inline float hyperbolic_tangent(float x) {
     q = q * y + 0.025876935844160124f;
     q = q * y + 0.46714331461773684f;
     q = q * y + 1.0f;
-    return std::min(std::max(x * p / q, -1.0f), 1.0f);
+    return {x * p, q};
+}
+inline float hyperbolic_tangent(float x) {
+    Quotient t = tangent_quotient(x);
+    return std::min(std::max(t.above / t.below, -1.0f), 1.0f);
 }
 inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
 
@@ -153,6 +160,31 @@ template <typename T> T dot(const T *a, const T *b, int64_t size) {
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < size; j++) sum += a[j] * b[j];
+    return sum;
+}
+
+// v · tanh(a + b). For float four quotients, each below 420 underneath, share one division, which takes longer than all
+// the rest of them.
+inline double tangent_dot(const double *v, const double *a, const double *b, int64_t size) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < size; j++) sum += v[j] * hyperbolic_tangent(a[j] + b[j]);
+    return sum;
+}
+inline float tangent_dot(const float *v, const float *a, const float *b, int64_t size) {
+    float sum = 0;
+    int64_t quarter = size / 4;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < quarter; j++) {
+        int64_t j1 = j + quarter, j2 = j1 + quarter, j3 = j2 + quarter;
+        Quotient t0 = tangent_quotient(a[j] + b[j]), t1 = tangent_quotient(a[j1] + b[j1]);
+        Quotient t2 = tangent_quotient(a[j2] + b[j2]), t3 = tangent_quotient(a[j3] + b[j3]);
+        float first = t0.below * t1.below, second = t2.below * t3.below;
+        sum += ((v[j] * t0.above * t1.below + v[j1] * t1.above * t0.below) * second +
+                (v[j2] * t2.above * t3.below + v[j3] * t3.above * t2.below) * first) /
+               (first * second);
+    }
+    for (int64_t j = 4 * quarter; j < size; j++) sum += v[j] * hyperbolic_tangent(a[j] + b[j]);
     return sum;
 }
 
@@ -362,14 +394,7 @@ template <typename T> class Pass {
         const T *query = at(a.query, t, row, d), *v = weight(a.v);
         for (int64_t slot = 0; slot < used; slot++) {
             const T *k = key(a.keys, row, slot);
-            if (a.scorer == DOT) {
-                scores[slot] = dot(k, query, d);
-            } else {
-                T sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int64_t j = 0; j < d; j++) sum += v[j] * hyperbolic_tangent(k[j] + query[j]);
-                scores[slot] = sum;
-            }
+            scores[slot] = a.scorer == DOT ? dot(k, query, d) : tangent_dot(v, k, query, d);
         }
     }
 
