@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from sab.errors import Mistake
 from sab.tasks import Copying
+from sab.tasks.lengths import grid
 
 
 @settings(max_examples=20, deadline=None)
@@ -76,7 +78,9 @@ def test_the_figure_shows_the_marker_and_the_ten_recalls() -> None:
     assert task.dependency == 15
 
 
-@pytest.mark.parametrize("options", [{"length": 0}, {"length": -3}, {"length": True}, {"encoding": "binary"}])
+@pytest.mark.parametrize(
+    "options", [{"length": 0}, {"length": -3}, {"length": True}, {"encoding": "binary"}, {"train_lengths": 3}]
+)
 def test_wrong_options_are_named(options: dict) -> None:
     with pytest.raises(Mistake, match=f"^{next(iter(options))} must be"):
         Copying(**options)
@@ -90,3 +94,22 @@ def test_uniform_lengths_are_for_training_alone() -> None:
     inputs, targets = task.batch(0, 3, 2)
     assert (inputs[-11] == 9).all()
     assert torch.equal(targets[-10:], inputs[:10])
+
+
+def test_a_grid_of_lengths_is_for_training_alone() -> None:
+    task = Copying(length=300, train_lengths="grid")
+    steps = {len(task.batch(0, index, 1)[0]) for index in range(300)}
+    assert steps == {length + 20 for length in grid(1, 300)}, "every length of the grid is met"
+    assert all(len(task.batch(0, index, 1, split)[0]) == 320 for index in range(20) for split in ("valid", "test"))
+    for one, other in zip(task.batch(0, 3, 2), task.batch(0, 3, 2), strict=True):
+        assert torch.equal(one, other)
+
+
+@given(shortest=st.integers(1, 5), more=st.integers(0, 5000))
+def test_the_grid_is_even_and_ends_at_the_length(shortest: int, more: int) -> None:
+    lengths = grid(shortest, shortest + more)
+    assert len(lengths) == len(set(lengths)) == min(16, more + 1)
+    assert lengths[-1] == shortest + more
+    assert len(lengths) == 1 or lengths[0] == shortest
+    gaps = [after - before for before, after in itertools.pairwise(lengths)]
+    assert not gaps or max(gaps) - min(gaps) <= 1

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sab.errors import check_int
+from sab.errors import check_choice, check_int
 from sab.tasks.base import Headline, Split, Task
+from sab.tasks.lengths import Lengths, draw_length
+
+SHORTEST = 2
+"""Each half has a number to be marked."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +40,26 @@ class Adding(Task):
 
     length: int = 200
     """T: how many pairs a sequence has."""
+    train_lengths: Lengths = "fixed"
+    """How long the training sequences are: all of `length` (fixed), or drawn anew for each batch from 2..`length`
+    (uniform) or from at most 16 lengths evenly spaced there (grid). The model is judged at `length` either way."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", check_int("length", self.length, 2))  # a plain int, for JSON
+        object.__setattr__(self, "length", check_int("length", self.length, SHORTEST))  # a plain int, for JSON
+        check_choice("train_lengths", self.train_lengths, get_args(Lengths))
 
     @property
     def steps(self) -> int:
         return self.length
 
     def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
-        half = self.length // 2
-        values = torch.rand(self.length, batch_size, generator=generator)
+        length = draw_length(generator, self.train_lengths if split == "train" else "fixed", SHORTEST, self.length)
+        half = length // 2
+        values = torch.rand(length, batch_size, generator=generator)
         marked = torch.stack(
             [
                 torch.randint(0, half, (batch_size,), generator=generator),
-                torch.randint(half, self.length, (batch_size,), generator=generator),
+                torch.randint(half, length, (batch_size,), generator=generator),
             ]
         )
         mask = torch.zeros_like(values).scatter_(0, marked, 1.0)

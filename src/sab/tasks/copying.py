@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from sab.errors import check_choice, check_int
 from sab.tasks.base import Headline, Split, Task
+from sab.tasks.lengths import Lengths, draw_length
 
 DIGITS = 10
 BLANK, LARGEST_DIGIT, MARKER = 0, 8, 9
 
 Encoding = Literal["onehot", "scalar"]
-Lengths = Literal["fixed", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class Copying(Task):
     """What the model sees of a symbol: a one-hot vector, or its number as one scalar (the authors' code)."""
 
     train_lengths: Lengths = "fixed"
-    """How long the training sequences are: all of `length`, or drawn anew for each batch from 1..`length`, so that the
-    model meets problems that it can learn from the first iteration on. It is judged at `length` either way."""
+    """How long the training sequences are: all of `length` (fixed), or drawn anew for each batch, so that the model
+    meets problems that it can learn from the first iteration on: from 1..`length` (uniform), or from at most 16 lengths
+    evenly spaced there (grid), so that each is met often and its CUDA graph pays. It is judged at `length` either
+    way."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "length", check_int("length", self.length, 1, maximum=2**62))  # a plain int, for JSON
@@ -70,9 +72,8 @@ class Copying(Task):
         return range(self.steps - DIGITS, self.steps + 1)
 
     def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
-        steps = self.steps
-        if split == "train" and self.train_lengths == "uniform":
-            steps -= int(torch.randint(0, self.length, (), generator=generator))
+        lengths = self.train_lengths if split == "train" else "fixed"
+        steps = draw_length(generator, lengths, 1, self.length) + 2 * DIGITS
         digits = torch.randint(1, LARGEST_DIGIT + 1, (DIGITS, batch_size), generator=generator)
         inputs = torch.full((steps, batch_size), BLANK)
         inputs[:DIGITS] = digits
