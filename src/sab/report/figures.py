@@ -7,7 +7,6 @@ from itertools import cycle
 from math import ceil
 from pathlib import Path
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from sab.errors import ValueMistake
 from sab.report.performance import BOTH, FORWARD, SWEPT, Record, common_way, microseconds_a_step
+from sab.training import evaluation
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
 from sab.training.files import replacing
@@ -89,26 +89,12 @@ def attention_map(run: Run) -> Figure:
 
 def mean_attention(run: Run) -> Tensor:
     """Attention weights averaged over a test batch, [layers, attending steps, microstates]; NaN before one exists."""
-    config, task, training = run.config, run.config.task, run.config.training
-    k_att, k_top = config.model.k_att, config.model.memory().k_top
-    if k_top == 0:
+    task = run.config.task
+    if run.config.model.memory().k_top == 0:
         raise ValueMistake(f"{str(run.path)!r} must be a run of a model with a memory; it has none (k_top is 0).")
-    if task.steps <= k_att:
+    if task.steps <= run.config.model.k_att:
         raise ValueMistake(f"{str(run.path)!r} must have sequences longer than k_att; they have {task.steps} steps.")
-    device = resolve_device("auto")
-    inputs, _ = task.batch(training.seed, 0, training.batch_size, "test", device, training.dtype)
-    with torch.no_grad():
-        _, _, attention = load_model(run, device)(inputs, return_attention=True)
-    last = task.attending_steps[-1]
-    columns = (last - 1) // k_att
-    numbers, selected = attention.numbers.cpu(), attention.weights.cpu()
-    none = columns  # a column of its own for slots that selected nothing
-    full = selected.new_zeros(*selected.shape[:-1], columns + 1)
-    full.scatter_add_(-1, torch.where(numbers < 0, none, numbers), selected)
-    mean = full[..., :none].mean(-2).reshape(config.model.num_layers, task.steps, columns)
-    attending = torch.tensor(task.attending_steps)
-    kept_at = (torch.arange(columns) + 1) * k_att
-    return mean[:, attending - 1].masked_fill(kept_at >= attending[:, None], float("nan"))
+    return evaluation.mean_attention(load_model(run, resolve_device("auto")), task, run.config.training)
 
 
 def step_times(records: Sequence[Record], case: str) -> Figure:

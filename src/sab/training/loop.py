@@ -16,6 +16,7 @@ from sab.training.interrupt import Interrupt
 from sab.training.progress import Progress
 from sab.training.run import Result, RunConfig
 from sab.training.trainer import Trainer, torch_settings
+from sab.training.turns import by_turns
 
 
 def train(
@@ -112,10 +113,7 @@ def _train_by_turns(
             going = [trainer for trainer in trainers if trainer.result is None]
             for trainer in going:
                 trainer.begin()
-            while going:
-                for trainer in going:
-                    trainer.advance(interrupt.requested)
-                    if trainer.ending is not None:
-                        trainer.finish()
-                going = [trainer for trainer in going if trainer.ending is None]
+            for _, error in by_turns(iter(going), len(going), lambda: interrupt.requested):
+                if error is not None:
+                    raise error
     return [trainer.result for trainer in trainers if trainer.result is not None]

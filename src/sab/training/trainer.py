@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
 
+from sab.models import SequenceModel
 from sab.training import checkpoint
 from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
@@ -21,6 +23,7 @@ from sab.training.progress import Progress
 from sab.training.run import Result, Run, RunConfig, Status, finite, provenance
 from sab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
 
+T = TypeVar("T")
 Ending = tuple[Status, str]
 """How training ended, and the same in a sentence."""
 
@@ -67,6 +70,21 @@ class Trainer:
         self._events = SummaryWriter(str(self.run.path), purge_step=self.state.step + 1)
         where = f" on {self.device}, into {self.run.path}"
         self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
+
+    @property
+    def made(self) -> int:
+        """How many updates were made; on a GPU the newest may be under way, and nobody has looked at them yet."""
+        return self._made
+
+    def is_ready(self) -> bool:
+        """Whether an iteration can be begun without waiting for the device."""
+        assert self._updates is not None
+        return self._updates.have_room(self._made)
+
+    def look(self, what: Callable[[SequenceModel], T]) -> T:
+        """What a function that changes nothing makes of the model, as the updates made so far have left it."""
+        with self._turn():
+            return what(self.model)
 
     def advance(self, interrupted: bool = False) -> None:
         """An iteration and what is due after it; or, where none is to follow, the `ending`."""

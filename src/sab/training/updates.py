@@ -41,6 +41,10 @@ class Updates(ABC):
     def make(self, step: int) -> None:
         """The update number `step`, from 0."""
 
+    def have_room(self, step: int) -> bool:
+        """Whether `make(step)` would not have to wait for the device."""
+        return True
+
     @abstractmethod
     def wants_reading(self) -> bool:
         """Whether it is time to read, although nobody needs the numbers."""
@@ -144,6 +148,9 @@ class DeviceUpdates(Updates):
             self._update(*(tensor.pin_memory() for tensor in batch))  # a copy from elsewhere waits for the device
             event.record(self._stream)
         self._unread += 1
+
+    def have_room(self, step: int) -> bool:
+        return self._stream is None or self._on_their_way[step % MOST_ON_THEIR_WAY].query()
 
     def _eagerly(self, inputs: Tensor, targets: Tensor) -> None:
         """One update, in which nothing waits for the device."""
