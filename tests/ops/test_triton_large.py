@@ -12,8 +12,11 @@ from sab.config import SABConfig
 from sab.ops import cpu, native
 from sab.ops.operation import Plan, Weights
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+import triton.language as tl
+
 from sab.ops.triton import large
+from sab.ops.triton.large_parts import tanh
 
 pytestmark = [
     pytest.mark.skipif(not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"),
@@ -21,6 +24,14 @@ pytestmark = [
     # Sigmoids of large negative numbers: exp overflows to infinity, whose inverse is 0.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
+
+
+
+@triton.jit
+def tanh_kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tanh(tl.load(x + at), "formula"))
+
 
 LSTM_MLP: dict[str, Any] = {"cell": "lstm", "scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
 
@@ -189,3 +200,62 @@ def test_half_precision_factors(cell: str, scorer: str, incorporate: str) -> Non
     for name in ("store", "keys", "dstore", "dkeys", "dgates", "dquery"):
         whole, own = {**buffers, **work}[name], {**own_buffers, **own_work}[name].double()
         assert (own - whole).norm() < 5e-3 * whole.norm(), name
+
+
+def nearest_tf32(values: Tensor) -> Tensor:
+    return ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tf32_rounds_factors_to_nearest_but_for_a_single_row(batch: int) -> None:
+    """Tensor cores would cut them off, and PyTorch multiplies a single row in full."""
+    plan = plan_of("rnn_relu", 40, 1, batch, 1, 0, 0, SABConfig(0, 1, None))
+    weights, buffers, _ = buffers_of(plan, None)
+    weights = Weights(weights.w_hh.float(), *weights[1:])
+    own = {name: tensor.float() if torch.is_tensor(tensor) else tensor for name, tensor in buffers.items()}
+    left, right = own["store"][0].clone(), weights.w_hh
+    gates = own["gates"][0].double()
+    if batch > 1:
+        left, right = nearest_tf32(left), nearest_tf32(right)
+    large.forward(plan, weights, own, tf32=True)
+    expected = (gates + left.double() @ right.double().t()).clamp(min=0)
+    torch.testing.assert_close(own["store"][1].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cell", "scorer", "incorporate"),
+    [("lstm", "mlp", "concat"), ("gru", "dot", "add"), ("rnn_tanh", "affine_tanh", "add_bounded")],
+)
+def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
+    """All that the loops leave has TF32's error where it is allowed, and float32's where it is not."""
+    plan = plan_of(cell, 33, 20, 3, 4, 1, 0, SABConfig(9, 2, 3, scorer, "softmax_sink", incorporate=incorporate))
+    weights, buffers, work = buffers_of(plan, torch.tensor([4, 3, 4]))
+
+    def run(tf32: bool) -> dict[str, Any]:
+        single: list[Any] = [None if weight is None else weight.float() for weight in weights]
+        own_buffers, own_work = copied(buffers), copied(work)
+        for tensors in (own_buffers, own_work):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_floating_point():
+                    tensors[name] = tensor.float()
+        if cell != "gru":
+            own_work["dhidden"] = own_work["dgates"]
+        large.forward(plan, Weights(*single), own_buffers, tf32=tf32)
+        large.backward(plan, Weights(*single), own_buffers, own_work, tf32=tf32)
+        return {**own_buffers, **own_work}
+
+    full, rounded = run(tf32=False), run(tf32=True)
+    cpu.forward(plan, weights, buffers)
+    cpu.backward(plan, weights, buffers, work)
+    for name in ("store", "keys", "dstore", "dkeys", "dgates", "dquery"):
+        whole = {**buffers, **work}[name]
+        assert (full[name].double() - whole).norm() < 1e-5 * whole.norm(), name
+        assert 1e-5 < (rounded[name].double() - whole).norm() / whole.norm() < 2e-3, name
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 0.2, 0.3, 1.0, 10.0, 1e5])
+def test_the_formula_for_tanh(scale: float) -> None:
+    x = scale * torch.randn(256, dtype=torch.float64).float()
+    y = torch.empty_like(x)
+    tanh_kernel[(1,)](x, y, BLOCK=256)  # pyright: ignore[reportIndexIssue]
+    torch.testing.assert_close(y.double(), torch.tanh(x.double()), rtol=6e-7, atol=0)

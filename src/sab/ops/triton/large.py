@@ -6,7 +6,8 @@ such a meeting. The kernels are right for any number of programs, also for one (
 
 Names are those of `recurrence.cpp`. Every product has its right factor lying [outputs, inner], so that both factors are
 read along their rows; `real` is the state's type, in which everything but the products' factors is computed. What is
-named `.._left` is a left factor in the products' type, where that is not the state's.
+named `.._left` is a left factor as it is multiplied, where that is not the state itself: in half precision, or in
+float32 rounded to TF32's mantissa, since tensor cores do not round but cut off.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from sab.ops.operation import Plan, Weights, allow_tf32
 from sab.ops.triton.large_backward import backward_kernel
 from sab.ops.triton.large_forward import forward_kernel
+from sab.ops.triton.large_parts import round_kernel
 from sab.ops.triton.launch import INTERPRETED
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -39,10 +41,10 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
     h_left = h_hat_left = summary_left = partial = best_key = best_slot = None
     if mixed:
-        # The states once more in the products' type, read by all programs in each step: half the bytes.
+        # The states once more as factors, read by all programs in each step: in half precision half the bytes.
         h_left, h_hat_left = keys.new_empty(2, batch, n), keys.new_empty(batch, n)
         summary_left = keys.new_empty(batch, n) if plan.config.incorporate == "concat" else None
-        h_left[0] = store[plan.first_slots]
+        _put_factor(store[plan.first_slots], h_left[0])
     if plan.is_affine:
         slices = triton.cdiv(n, tiles["SLICE"])
         best_key = store.new_empty(slices, batch, options["PLACES"])
@@ -52,7 +54,7 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool
     cast(Any, forward_kernel)[_grid(plan, tiles, store.device)](
         *(buffers[name] for name in FORWARD),
         buffers["lengths"],
-        *weights,
+        *_factors(weights, options),
         h_left,
         h_hat_left,
         summary_left,
@@ -82,9 +84,12 @@ def backward(
     tiles = _backward_tiles(plan, _multiprocessors(store.device))
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
     affine, is_concat = plan.is_affine, plan.config.incorporate == "concat"
-    dquery_left = dkeys_left = None
+    weights = _factors(weights, options)
+    dquery_left = dkeys_left = dhidden_left = None
     if mixed and not affine and plan.config.k_top > 0:
         dquery_left, dkeys_left = keys.new_empty(2, batch, plan.key_size).unbind()
+    if options["PRECISION"] == "tf32":
+        dhidden_left = keys.new_empty(batch, weights.w_hh.shape[0])
     cast(Any, backward_kernel)[_grid(plan, tiles, store.device)](
         *(buffers[name] for name in FORWARD),
         buffers["lengths"],
@@ -101,6 +106,7 @@ def backward(
         store.new_empty(batch, n) if is_concat else None,
         dquery_left,
         dkeys_left,
+        dhidden_left,
         store.new_empty(tiles["SPLITS"], batch, n),
         store.new_empty(2, batch, n) if plan.cell == "gru" else None,
         torch.zeros(1, dtype=torch.int32, device=store.device),
@@ -117,6 +123,24 @@ def backward(
     )
 
 
+def _factors(weights: Weights, options: dict[str, Any]) -> Weights:
+    """The weights as they are multiplied: rounded, where products are in TF32."""
+    if options["PRECISION"] != "tf32":
+        return weights
+    rounded = {
+        name: None if weight is None or weight.dim() == 1 else _put_factor(weight, torch.empty_like(weight))
+        for name, weight in weights._asdict().items()
+    }
+    return weights._replace(**{name: weight for name, weight in rounded.items() if weight is not None})
+
+
+def _put_factor(values: Tensor, factors: Tensor) -> Tensor:
+    """The values as factors of products, in the factors' type; both are contiguous."""
+    size = values.numel()
+    cast(Any, round_kernel)[(triton.cdiv(size, 1024),)](values, factors, size, BLOCK=1024)
+    return factors
+
+
 def _transposed(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.t().contiguous()
 
@@ -128,8 +152,10 @@ def _multiprocessors(device: torch.device) -> int:
 def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.device) -> dict[str, Any]:
     """What the kernels are compiled for, besides the tiles."""
     config = plan.config
-    tf32 = allow_tf32() if tf32 is None else tf32
-    is_exact = compute == torch.float64 or (compute == torch.float32 and not tf32)
+    tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
+    # PyTorch computes products of a single row without TF32, so there two more products make up for its rounding.
+    precision = "ieee" if not tf32 else "tf32x3" if plan.batch == 1 else "tf32"
+    is_half = compute.itemsize == 2
     return {
         "CELL": plan.cell,
         "SCORER": config.scorer if config.k_top > 0 else "none",
@@ -141,9 +167,9 @@ def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.
         "K_TOP": config.k_top,
         "PLACES": triton.next_power_of_2(max(config.k_top, 1)),
         "SCALE": 1 / math.sqrt(max(plan.key_size, 1)),
-        "MIXED": compute.itemsize == 2,
-        "MATH": "plain" if INTERPRETED else "accurate" if is_exact else "approximate",
-        "PRECISION": "ieee" if is_exact else "tf32",
+        "MIXED": is_half or precision == "tf32",
+        "MATH": "plain" if INTERPRETED else "approximate" if is_half else "formula" if tf32 else "accurate",
+        "PRECISION": precision,
         "STAGES": 4,
         "BLOCK": max(_at_most(256 // compute.itemsize, plan.n), 32),
     }

@@ -15,10 +15,11 @@ from sab.ops.triton.large_parts import (
     product,
     slots_at,
     small_product,
+    store_factor,
+    tanh,
     weigh_backward,
     wide,
 )
-from sab.ops.triton.parts import tanh
 
 
 @triton.jit
@@ -71,39 +72,49 @@ def _cell_saved(t, row, unit, mask, batch, h_old, c, gates, hidden_new, dc, dcel
 
 
 @triton.jit
-def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dgates, dhidden, carry,
+def _store_gate(gate, value, gate_at, left_at, mask, dgates, dhidden_left, N: tl.constexpr):
+    """The gradient of a gate's sums."""
+    tl.store(dgates + gate_at + gate * N, value, mask=mask)
+    if dhidden_left is not None:
+        store_factor(dhidden_left + left_at + gate * N, value, mask)
+
+
+@triton.jit
+def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dgates, dhidden, dhidden_left, carry,
                    real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr,
                    GATES: tl.constexpr):  # fmt: skip
     first, second, third, fourth, fifth, sixth, seventh, eighth = saved
     at = row * N + unit
-    gate_at = wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
+    left_at = row * (GATES * N) + unit
+    gate_at = wide(t * batch) * (GATES * N) + left_at
     if CELL == "lstm":
         i, f, g, o = first.to(real), second.to(real), third.to(real), fourth.to(real)
         bounded = tanh(sixth, MATH)
         dc_new = seventh + dh_hat * o * (1 - bounded * bounded)
         if dcells is not None:
             dc_new += eighth
-        tl.store(dgates + gate_at, dc_new * g * i * (1 - i), mask=mask)
-        tl.store(dgates + gate_at + N, dc_new * fifth * f * (1 - f), mask=mask)
-        tl.store(dgates + gate_at + 2 * N, dc_new * i * (1 - g * g), mask=mask)
-        tl.store(dgates + gate_at + 3 * N, dh_hat * bounded * o * (1 - o), mask=mask)
+        _store_gate(0, dc_new * g * i * (1 - i), gate_at, left_at, mask, dgates, dhidden_left, N)
+        _store_gate(1, dc_new * fifth * f * (1 - f), gate_at, left_at, mask, dgates, dhidden_left, N)
+        _store_gate(2, dc_new * i * (1 - g * g), gate_at, left_at, mask, dgates, dhidden_left, N)
+        _store_gate(3, dh_hat * bounded * o * (1 - o), gate_at, left_at, mask, dgates, dhidden_left, N)
         tl.store(dc + at, tl.where(cut, 0.0, dc_new * f), mask=mask)
     elif CELL == "gru":
         r, z, fresh, inner = first.to(real), second.to(real), third.to(real), fourth.to(real)
         dfresh = dh_hat * (1 - z) * (1 - fresh * fresh)
         dr, dz = dfresh * inner * r * (1 - r), dh_hat * (fifth - fresh) * z * (1 - z)
         tl.store(dgates + gate_at, dr, mask=mask)
-        tl.store(dhidden + gate_at, dr, mask=mask)
         tl.store(dgates + gate_at + N, dz, mask=mask)
-        tl.store(dhidden + gate_at + N, dz, mask=mask)
         tl.store(dgates + gate_at + 2 * N, dfresh, mask=mask)
-        tl.store(dhidden + gate_at + 2 * N, dfresh * r, mask=mask)
+        _store_gate(0, dr, gate_at, left_at, mask, dhidden, dhidden_left, N)
+        _store_gate(1, dz, gate_at, left_at, mask, dhidden, dhidden_left, N)
+        _store_gate(2, dfresh * r, gate_at, left_at, mask, dhidden, dhidden_left, N)
         tl.store(carry + at, dh_hat * z, mask=mask)
     elif CELL == "rnn_tanh":
         h = first.to(real)
-        tl.store(dgates + gate_at, dh_hat * (1 - h * h), mask=mask)
+        _store_gate(0, dh_hat * (1 - h * h), gate_at, left_at, mask, dgates, dhidden_left, N)
     else:
-        tl.store(dgates + gate_at, tl.where(first.to(real) > 0, dh_hat, 0.0), mask=mask)
+        dgate = tl.where(first.to(real) > 0, dh_hat, 0.0)
+        _store_gate(0, dgate, gate_at, left_at, mask, dgates, dhidden_left, N)
 
 
 @triton.jit
@@ -116,12 +127,12 @@ def _round_phase(slot, batch, pid, programs, slots, dkeys, dkeys_left, D: tl.con
         column = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
         inside = (row < batch) & (column < D)
         dkey = tl.load(dkeys + (wide(row) * slots + slot) * D + column, mask=inside, other=0.0)
-        tl.store(dkeys_left + row * D + column, dkey, mask=inside)
+        store_factor(dkeys_left + row * D + column, dkey, inside)
 
 
 @triton.jit
-def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dkeys, dkeys_left, w_hh_t,
-                 w_memory_t, real: tl.constexpr, MATH: tl.constexpr, MIXED: tl.constexpr, SCORER: tl.constexpr,
+def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dhidden_left, dkeys, dkeys_left,
+                 w_hh_t, w_memory_t, real: tl.constexpr, MATH: tl.constexpr, MIXED: tl.constexpr, SCORER: tl.constexpr,
                  K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, SPLITS: tl.constexpr,
                  ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
@@ -141,7 +152,10 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
         unit = place // row_tiles * UNITS + tl.arange(0, UNITS)
         first, last = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
         sums = tl.zeros((ROWS, UNITS), real)
-        left = dhidden + (wide(t * batch) + row) * (GATES * N)
+        if dhidden_left is not None:
+            left = dhidden_left + row * (GATES * N)
+        else:
+            left = dhidden + (wide(t * batch) + row) * (GATES * N)
         sums = product(sums, left, w_hh_t + unit * (GATES * N), row < batch, unit < N, first * BLOCK,
                        tl.minimum(last, chain_blocks) * BLOCK, GATES * N, BLOCK, STAGES, PRECISION)  # fmt: skip
         if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
@@ -196,19 +210,19 @@ def _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dq
     tl.store(dkeys + gathered, dkey, mask=valid[:, None] & inside[None, :])
     tl.store(dquery + at_row * D + column, dq, mask=inside)
     if MIXED:
-        tl.store(dquery_left + row * D + column, dq, mask=inside)
+        store_factor(dquery_left + row * D + column, dq, inside)
 
 
 @triton.jit
 def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, seen, first_slots, slots, k_att, cut,
                          store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
-                         w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights,
-                         dv, dh_hat, ds_joined, dquery_left, partial, carry, new_carry, real: tl.constexpr,
-                         MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr,
-                         INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr,
-                         K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
-                         PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
-                         SPLITS: tl.constexpr):  # fmt: skip
+                         w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys,
+                         dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial, carry, new_carry,
+                         real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr,
+                         WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                         GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
+                         MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr,
+                         KEY_SLICE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
     and of its query in one tile.
 
@@ -277,8 +291,8 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 dhat = tl.load(dh_hat + row * N + unit, mask=inside, other=0.0) + total * slope
                 saved = _cell_saved(t, row, unit, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
                                     hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
-                _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, new_carry,
-                               real, MATH, CELL, N, GATES)  # fmt: skip
+                _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
+                               new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
             _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
                           MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
@@ -293,8 +307,8 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
 @triton.jit
 def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, slots, cut, first_slots, store, c,
                          gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
-                         dquery_left, dkeys, dh_hat, partial, carry, new_carry, real: tl.constexpr, MATH: tl.constexpr,
-                         CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                         dhidden_left, dquery_left, dkeys, dh_hat, partial, carry, new_carry, real: tl.constexpr,
+                         MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
                          GATES: tl.constexpr, K_TOP: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
                          COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
@@ -317,8 +331,8 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
             dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
                              carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS,
                              K_TOP)  # fmt: skip
-        _cell_backward(t, rows, units, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, new_carry, real,
-                       MATH, CELL, N, GATES)  # fmt: skip
+        _cell_backward(t, rows, units, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
+                       new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
 
 
 @triton.jit
@@ -338,7 +352,7 @@ def _concat_gradient_phase(t, batch, pid, programs, used, chained, carried, kept
                        K_TOP)  # fmt: skip
         tl.store(dincorporated + wide(t * batch) * N + rows * N + units, dh, mask=inside)
         if MIXED:
-            tl.store(dh_left + rows * N + units, dh, mask=inside)
+            store_factor(dh_left + rows * N + units, dh, inside)
 
 
 @triton.jit
@@ -367,13 +381,14 @@ def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh
 def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths, w_hh_t,
                     w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates, dhidden,
                     dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left,
-                    dkeys_left, partial, carry, counter, steps, batch, seen, first_slots, slots, k_att, k_trunc,
-                    CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
-                    N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
-                    SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
-                    UNITS: tl.constexpr, SPLITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                    PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
-                    BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                    dkeys_left, dhidden_left, partial, carry, counter, steps, batch, seen, first_slots, slots, k_att,
+                    k_trunc, CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr,
+                    INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr,
+                    K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
+                    MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
+                    QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
+                    KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                    PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -386,9 +401,9 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
             if MIXED:
                 _round_phase(slots - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
                 goal = meet(counter, goal, programs)
-            _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden, dkeys,
-                         dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS,
-                         UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden,
+                         dhidden_left, dkeys, dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D,
+                         GATES, SPLITS, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
     for back in range(steps):
         t = steps - 1 - back
@@ -420,10 +435,10 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
                                      k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
                                      norms, summary, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
-                                     dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial,
-                                     old_carry, new_carry, real, MATH, CELL, SCORER, WEIGHTING, INCORPORATE, N, D,
-                                     GATES, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE, KEY_SLICE,
-                                     SPLITS)  # fmt: skip
+                                     dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined,
+                                     dquery_left, partial, old_carry, new_carry, real, MATH, CELL, SCORER, WEIGHTING,
+                                     INCORPORATE, N, D, GATES, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE,
+                                     KEY_SLICE, SPLITS)  # fmt: skip
                 goal = meet(counter, goal, programs)
         if MIXED or K_TOP == 0 or AFFINE:
             dq_left = dquery_left
@@ -442,14 +457,15 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                     _round_phase(used - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c,
                                  gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
-                                 dq_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL, SCORER, N, D,
-                                 GATES, K_TOP, SPLITS, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                                 dhidden_left, dq_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL,
+                                 SCORER, N, D, GATES, K_TOP, SPLITS, QUERY_ROWS, COLUMNS, BLOCK, STAGES,
+                                 PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
         carried = cut == 0
         if carried | kept_before:
-            _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dkeys,
-                         dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS, ROWS,
-                         UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dhidden_left,
+                         dkeys, dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS,
+                         ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
     # The gradient of the state that came in.
     row_tiles = tl.cdiv(batch, QUERY_ROWS)

@@ -14,13 +14,15 @@ from sab.ops.triton.large_parts import (
     merge,
     microstate,
     product,
+    sigmoid,
     slots_at,
     small_product,
+    store_factor,
+    tanh,
     top,
     weigh,
     wide,
 )
-from sab.ops.triton.parts import sigmoid, tanh
 
 
 @triton.jit
@@ -98,8 +100,8 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
         tl.store(h_hat + wide(t * batch) * N + at, new, mask=inside)
         tl.store(h_out + at, new, mask=also(inside, reads == 0))
         if MIXED:
-            tl.store(h_hat_left + at, new, mask=inside)
-            tl.store(h_next + at, new, mask=also(inside, reads == 0))
+            store_factor(h_hat_left + at, new, inside)
+            store_factor(h_next + at, new, also(inside, reads == 0))
 
 
 @triton.jit
@@ -235,12 +237,12 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             tl.store(summary + at_row * N + unit, s, mask=also(inside, alive))
             if INCORPORATE == "concat":
                 if MIXED:
-                    tl.store(summary_left + row * N + unit, s, mask=inside)
+                    store_factor(summary_left + row * N + unit, s, inside)
             else:
                 new = provisional + (tanh(s, MATH) if INCORPORATE == "add_bounded" else s)
                 tl.store(h_out + row * N + unit, new, mask=inside)
                 if MIXED:
-                    tl.store(h_next + row * N + unit, new, mask=inside)
+                    store_factor(h_next + row * N + unit, new, inside)
 
 
 @triton.jit
@@ -267,7 +269,7 @@ def _concat_phase(t, batch, pid, programs, h_hat_left, summary_left, h_out, h_ne
         at = row[:, None] * N + unit[None, :]
         tl.store(h_out + at, new, mask=inside)
         if MIXED:
-            tl.store(h_next + at, new, mask=inside)
+            store_factor(h_next + at, new, inside)
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
