@@ -24,6 +24,7 @@ from sab.errors import Mistake, ValueMistake, check_choice, check_float, check_i
 EXTRAS = {"tyro": "train", "rich": "train", "safetensors": "train", "tensorboard": "train", "matplotlib": "report"}
 POSITIONAL = ("run", "task")
 DONE, DIVERGED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
+FAILED = DIVERGED
 
 
 def _say_missing(error: ModuleNotFoundError) -> int:
@@ -455,6 +456,74 @@ def bench(
     return DONE
 
 
+def reproduce(
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TASK ...]")] = (),
+    rows: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATTERN,PATTERN,...")] = None,
+    seeds: Annotated[str, tyro.conf.arg(metavar="SEED,SEED,...")] = "0,1,2",
+    minutes: float | None = None,
+    iterations: int | None = None,
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs/reproduce"),
+    results: Path = Path("results"),
+    device: Device = "auto",
+    together: int | None = None,
+    commit: str | None = None,
+    show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
+    status: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    report: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> int:
+    """Train every row of the paper's tables, and show the paper's numbers beside ours.
+
+    Args:
+        tasks: Whose tables; none means all that there are.
+        rows: Which rows, by patterns of their ids as in 'copying-100-*'; None means all. --list shows the ids.
+        seeds: The seeds of each row, as in 0,1,2.
+        minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
+        iterations: How many iterations each row has; None means as many as its table says.
+        out: Folder for the runs, which are skipped or continued where they are there already.
+        results: Folder for the records, one JSON line a run in a file for each task.
+        device: Where to train; auto takes CUDA where there is one.
+        together: How many runs take turns; None means 8 on a GPU, which one leaves mostly idle, and 1 elsewhere.
+        commit: What the records give as the commit where the code is in no checkout.
+        show_list: Show the rows with the paper's values, and train nothing.
+        status: Show what has ended, is under way or left, and train nothing.
+        report: Make docs/results.md, the README's table and the figures from the records, and train nothing.
+    """
+    from sab.experiments import reproduce as runner
+    from sab.experiments.tables import find
+    from sab.report import results as tables
+
+    chosen = find(tasks, None if rows is None else [pattern.strip() for pattern in rows.split(",")])
+    numbers = _parse_seeds(seeds)
+    if show_list:
+        print("\n".join(tables.listing(chosen)))
+        return DONE
+    if status:
+        standings = runner.standings(runner.jobs_of(chosen, numbers, out, iterations, device), results)
+        print("\n".join(tables.standing_lines(standings)))
+        return DONE
+    if report:
+        from sab.report.pages import renew_results  # matplotlib takes a while to import
+
+        for path in renew_results(results):
+            print(path)
+        return DONE
+    outcome = runner.reproduce(chosen, numbers, out, results, minutes, iterations, device, together, commit, Console())
+    for label, sentence in outcome.failed.items():
+        print(f"sab: {label} failed: {sentence}", file=sys.stderr)
+    if outcome.left:
+        given = {"rows": rows, "seeds": seeds, "minutes": minutes, "iterations": iterations, "out": out}
+        given |= {"results": results, "device": device, "together": together, "commit": commit}
+        words = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
+        total = len(chosen) * len(numbers)
+        print(f"{len(outcome.left)} of {total} runs are not at their end, the first of them {outcome.left[0].label}.")
+        print(f"Go on with: {shlex.join(['sab', 'reproduce', *tasks, *words])}")
+    else:
+        print(f"All {len(chosen) * len(numbers)} runs are at their end; their records are in {results}.")
+    if outcome.was_interrupted:
+        return INTERRUPTED
+    return FAILED if outcome.failed else DONE
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate_run,
@@ -463,6 +532,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "tasks": tasks,
     "demo": demo,
     "bench": bench,
+    "reproduce": reproduce,
 }
 
 
@@ -491,7 +561,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: sab COMMAND [OPTIONS]\n")
         for name, command in COMMANDS.items():
-            print(f"  {name:8}{(command.__doc__ or '').splitlines()[0]}")
+            print(f"  {name:10}{(command.__doc__ or '').splitlines()[0]}")
         print("\n`sab COMMAND --help` shows a command's options, `sab --version` the version.")
         return DONE if arguments else MISTAKEN
     name, *rest = arguments

@@ -63,6 +63,10 @@ class Graphs:
         recorded.targets.copy_(targets, non_blocking=True)
         recorded.replay()
 
+    def clear(self) -> None:
+        """Gives back the recordings and their memory, which the device must not be using any more."""
+        self._recorded.clear()
+
     def _record(self, kind: _Kind, inputs: Tensor, targets: Tensor) -> _Recorded | None:
         """A recording for a shape, where its time has come."""
         self._met[kind] += 1

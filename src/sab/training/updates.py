@@ -179,6 +179,10 @@ class DeviceUpdates(Updates):
 
     def close(self) -> None:
         self._batches.close()
+        if self._stream is not None:
+            self._stream.synchronize()
+        if isinstance(self._update, Graphs):
+            self._update.clear()
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
