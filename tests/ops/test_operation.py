@@ -305,6 +305,7 @@ class Widened:
         return None
 
     pack = staticmethod(cpu.pack)
+    overwrites_gates = staticmethod(cpu.overwrites_gates)
 
     @staticmethod
     def forward(plan: Any, weights: Any, buffers: dict[str, Any]) -> None:

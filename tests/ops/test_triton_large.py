@@ -11,26 +11,28 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.ops import cpu, native
 from sab.ops.operation import Plan, Weights
+from tests.ops.cases import make_layer, randn, randomize, weighted_sum
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
+import triton
 import triton.language as tl
 
-from sab.ops.triton import large
+from sab.ops.triton import engine, large
 from sab.ops.triton.large_parts import tanh
 
 pytestmark = [
     pytest.mark.skipif(not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"),
     pytest.mark.skipif(native.unavailable() is not None, reason="there is no CPU engine to compare with"),
-    # Sigmoids of large negative numbers: exp overflows to infinity, whose inverse is 0.
-    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+    # Sigmoids of large negative numbers: exp overflows to infinity, whose inverse is 0. So does the series for a small
+    # tanh where it is not small, and the series is not taken.
+    pytest.mark.filterwarnings("ignore:overflow encountered in (exp|multiply):RuntimeWarning"),
 ]
-
 
 
 @triton.jit
 def tanh_kernel(x, y, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(y + at, tanh(tl.load(x + at), "formula"))
+    tl.store(y + at, tanh(tl.load(x + at), "formula"))  # pyright: ignore[reportArgumentType]
 
 
 LSTM_MLP: dict[str, Any] = {"cell": "lstm", "scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
@@ -257,5 +259,34 @@ def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
 def test_the_formula_for_tanh(scale: float) -> None:
     x = scale * torch.randn(256, dtype=torch.float64).float()
     y = torch.empty_like(x)
-    tanh_kernel[(1,)](x, y, BLOCK=256)  # pyright: ignore[reportIndexIssue]
+    tanh_kernel[(1,)](x, y, BLOCK=256)  # pyright: ignore[reportIndexIssue, reportArgumentType]
     torch.testing.assert_close(y.double(), torch.tanh(x.double()), rtol=6e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "scorer", "k_top"), [("lstm", "mlp", 2), ("gru", "affine", 2), ("lstm", "affine", 40)]
+)
+def test_the_gates_are_written_over_only_when_nobody_reads_them_again(
+    cell: str, scorer: str, k_top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LARGEST_SMALL", 0)
+    overwritten = []
+
+    def noted(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+        overwritten.append(work["dgates"].data_ptr() == buffers["gates"].data_ptr())
+        backward(plan, weights, buffers, work)
+
+    backward = large.backward
+    monkeypatch.setattr(large, "backward", noted)
+    ours, theirs = (
+        randomize(make_layer(cell, 2, 17, k_top=k_top, k_att=1, scorer=scorer, backend=name), scale=0.4)
+        for name in ("triton", "reference")
+    )
+    x = randn(3, 2, 2).requires_grad_()
+    expected = torch.autograd.grad(weighted_sum([theirs(x)[0]]), [x, *theirs.parameters()])
+    total = weighted_sum([ours(x)[0]])
+    for keeps in (True, True, False):
+        found = torch.autograd.grad(total, [x, *ours.parameters()], retain_graph=keeps)
+        for own, gradient in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, gradient, rtol=1e-9, atol=1e-9)
+    assert overwritten == [False, False, True]

@@ -70,6 +70,11 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
     """Nothing: each loop has its own panels of the weights."""
 
 
+def overwrites_gates(plan: Plan) -> bool:
+    """No: `gates` are only read."""
+    return False
+
+
 def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
     """Run the steps in order; see `sab.ops.operation` for what is in the buffers."""
     operation.blank(plan, buffers)

@@ -3,7 +3,8 @@
 What does not depend on the device is here: the buffers, the input's part of the gates before the loop over time, the
 weights' gradients after it, each a single matrix product. The two loops over time are an engine's: a module with
 `forward(plan, weights, buffers)` and `backward(plan, weights, buffers, work)` that fill what they are given, and
-`pack(plan, weights, compute)`, which gives the weights as both loops read them, or None. For small sizes a call's time
+`pack(plan, weights, compute)`, which gives the weights as both loops read them, or None, and `overwrites_gates(plan)`,
+whether the backward loop may find `dgates` in the place of `gates`. For small sizes a call's time
 is that of its small operations on tensors, not of the loops, so none is made that can be spared: what few look at is
 made when it is asked for, and only engines that need it fill buffers before their loops.
 
@@ -508,7 +509,9 @@ def _backward(
     seen: int,
     compute: torch.dtype,
     needs: list[bool],
+    is_last: bool = False,
 ) -> list[Tensor]:
+    """is_last: nobody reads the buffers again."""
     config = _config(scorer, weighting, forward, incorporate, k_top, k_att, k_trunc)
     buffers: dict[str, Any] = dict(zip(_outputs(cell, scorer, weighting, k_top, True)[1:], saved, strict=False))
     store, keys, h_hat, gates = buffers["store"], buffers.get("keys"), buffers["h_hat"], buffers["gates"]
@@ -526,7 +529,9 @@ def _backward(
         dstore = d_store.clone(memory_format=torch.contiguous_format)
         if d_hidden is not None:
             dstore[first_slots + 1 :] += d_hidden
-    dgates = gates.new_empty((steps * batch, gates.shape[2]))
+    loops = engine_named(engine)
+    overwrites = is_last and loops.overwrites_gates(plan)
+    dgates = gates.view(steps * batch, -1) if overwrites else gates.new_empty((steps * batch, gates.shape[2]))
     work: dict[str, Any] = {
         "dstore": dstore,
         "dc": h_hat.new_empty((batch, n)) if cell == "lstm" else None,
@@ -546,7 +551,9 @@ def _backward(
     if lengths is not None:
         buffers["lengths"] = lengths
     with _products(x, compute):
-        engine_named(engine).backward(plan, weights, buffers, work)
+        loops.backward(plan, weights, buffers, work)
+        if not (needs[_H] or needs[_MICROSTATES]):
+            work["dstore"] = dstore = None  # the products to come need memory of their own
         return _gradients(plan, x, w_ih, scorer_bias, buffers, work, compute, w_hh.dtype, needs)
 
 
@@ -615,7 +622,7 @@ def _gradients(
         return torch.cat([outer(left_t, h_read), outer(left_t, buffers["summary"][first:])], dim=1)
 
     formulas: tuple[Any, ...] = (
-        lambda: _as((dgates @ _as(w_ih, compute)).view(x.shape), x.dtype),
+        lambda: _product(dgates, _as(w_ih, compute), x.dtype).view(x.shape),
         None,
         lambda: dstore[first_slots].to(dtype, copy=True),
         lambda: _as(work["dc"], dtype),
@@ -700,6 +707,8 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return (left.to(dtype) @ right.to(dtype)) if dtype == torch.float32 else (left @ right).to(dtype)
 
 
+_keeps_graph: Any = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
+"""Whether the graph can be gone through backward once more after this time."""
 _AS_IT_IS = contextlib.nullcontext()
 _AUTOCAST = {
     "cuda": torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA),
@@ -789,7 +798,7 @@ class _Recurrence(torch.autograd.Function):
             found = torch.ops.sab.recurrence_backward.default(*arguments)
         else:
             with torch._C._AutoDispatchBelowAutograd():
-                found = _backward(*arguments)
+                found = _backward(*arguments, is_last=not _keeps_graph())
         rest = iter(found)
         return (None, None, *[next(rest) if needed else None for needed in needs])
 

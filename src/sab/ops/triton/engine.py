@@ -48,6 +48,11 @@ def pack(plan: operation.Plan, weights: operation.Weights, compute: torch.dtype)
     return small.pack(plan, weights, compute) if _is_small(plan) else None
 
 
+def overwrites_gates(plan: operation.Plan) -> bool:
+    """Whether the backward loop may find `dgates` in the place of `gates`."""
+    return not _is_small(plan)
+
+
 def forward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any]) -> None:
     """The forward loop over time."""
     if _is_small(plan):

@@ -291,6 +291,8 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 dhat = tl.load(dh_hat + row * N + unit, mask=inside, other=0.0) + total * slope
                 saved = _cell_saved(t, row, unit, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
                                     hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
+                if PIECE < 128:
+                    tl.debug_barrier()  # several threads have the same unit, and dgates may lie where gates do
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
                                new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
