@@ -117,6 +117,18 @@ def test_the_cache_has_a_bound(called: list, update: Any, monkeypatch: pytest.Mo
     assert len(called) == 20
 
 
+def test_recordings_are_given_back(called: list, update: Any) -> None:
+    recorder = Recorder()
+    graphs = Graphs(update, CPU, recorder)
+    for value in range(graph.WARM_UP + 1):
+        graphs(*batch(1, value))
+    assert recorder.recordings == 1
+    graphs.clear()
+    graphs(*batch(1, 7))
+    assert recorder.recordings == 2
+    assert called[-1][0][0, 0].item() == 7
+
+
 def test_where_recording_fails_one_line_says_so_and_updates_go_on(
     called: list, update: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

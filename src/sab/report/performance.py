@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from rich.table import Table
 
 from sab.errors import ValueMistake
 from sab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST
-from sab.training.files import write_text
+from sab.report import pages
+from sab.report.pages import NONE, markdown
 
 Record = dict[str, Any]
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+BEGIN, END = pages.marks("benchmark")
 """What the page has around the part that is made from records."""
 BOTH, FORWARD = "forward+backward", "forward"
 SWEPT = {"T": ("steps", "T"), "n": ("hidden_size", "n")}
@@ -36,7 +36,6 @@ HEADER = (
     "target",
     "met",
 )
-NONE = "–"
 DISTURBED = 1.5
 """How far the median may be above the fastest call."""
 
@@ -253,7 +252,7 @@ def page_part(records: Sequence[Record], images: str) -> str:
     parts = [_about(records)]
     required = [record for record in records if record["kind"] == "required"]
     if required:
-        parts += [_configurations(required), *summary(records), _markdown(HEADER, map(cells, required))]
+        parts += [_configurations(required), *summary(records), markdown(HEADER, map(cells, required))]
     failed = [f"- {line(record)}" for record in records if "error" in record]
     if failed:
         parts.append("\n".join(["What could not be measured:", "", *failed]))
@@ -279,7 +278,7 @@ def _configurations(records: Sequence[Record]) -> str:
     names = ("hidden_size", "batch_size", "steps", "k_top", "k_att", "k_trunc", "input_size")
     header = ("case", "where", "n", "B", "T", "k_top", "k_att", "k_trunc", "input")
     rows = {(record["case"], record["device"], *(str(record[name]) for name in names)): None for record in records}
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
 def _context(records: Sequence[Record]) -> str | None:
@@ -295,7 +294,7 @@ def _context(records: Sequence[Record]) -> str | None:
     if not rows:
         return None
     header = ("case", "beside", "scorer", "T", "its time, ms", "ours, ms", "times as fast", "at least", "met")
-    return "For context, this layer beside the definition it is held to:\n\n" + _markdown(header, rows)
+    return "For context, this layer beside the definition it is held to:\n\n" + markdown(header, rows)
 
 
 def swept_records(records: Sequence[Record], case: str) -> list[Record]:
@@ -331,7 +330,7 @@ def _sweep(records: Sequence[Record], case: str, images: str) -> str | None:
     how = "from a CUDA graph" if way == "graph" else "as called"
     title = f"Microseconds a step against {symbol}, forward and backward, {how}:"
     picture = f"![Time a step against {symbol}]({images}/{sweep_picture(case)})"
-    return f"{title}\n\n{_markdown((symbol, *scorers, 'nn.LSTM'), rows)}\n\n{picture}"
+    return f"{title}\n\n{markdown((symbol, *scorers, 'nn.LSTM'), rows)}\n\n{picture}"
 
 
 def sweep_picture(case: str) -> str:
@@ -353,25 +352,11 @@ def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours")
     return milliseconds * 1e3 / record["steps"]
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def renew(page: Path, records: Sequence[Record], images: str) -> None:
     """Writes the part of the page that is made from records."""
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueMistake(
-            f"page {str(page)!r} must be a page to renew; it cannot be read: {error}.", "page"
-        ) from error
-    write_text(page, renewed(text, records, images, page), "page")
+    pages.renew(page, "benchmark", page_part(records, images))
 
 
 def renewed(text: str, records: Sequence[Record], images: str, page: Path) -> str:
     """The page's text with its part that is made from records made anew."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueMistake(f"page {str(page)!r} must hold {BEGIN} and then {END} once each; it does not.", "page")
-    part = f"{BEGIN}\n{page_part(records, images)}\n{END}"
-    return re.sub(re.escape(BEGIN) + ".*" + re.escape(END), lambda _: part, text, flags=re.DOTALL)
+    return pages.renewed(text, "benchmark", page_part(records, images), page)

@@ -1,0 +1,48 @@
+"""Pages of which a part is made from records: it lies between two marks, and the rest is a person's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sab.errors import ValueMistake
+from sab.training.files import write_text
+
+NONE = "–"
+"""What a cell has that has nothing."""
+
+
+def marks(name: str) -> tuple[str, str]:
+    """What a page has around its part of that name."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def renew(page: Path, name: str, part: str) -> None:
+    """Writes a part of a page anew."""
+    write_text(page, renewed(read(page), name, part, page), "page")
+
+
+def read(page: Path) -> str:
+    """The text of a page that is to be renewed."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueMistake(
+            f"page {str(page)!r} must be a page to renew; it cannot be read: {error}.", "page"
+        ) from error
+
+
+def renewed(text: str, name: str, part: str, page: Path) -> str:
+    """The page's text with its part of that name replaced."""
+    begin, end = marks(name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueMistake(f"page {str(page)!r} must hold {begin} and then {end} once each; it does not.", "page")
+    whole = f"{begin}\n{part}\n{end}"
+    return re.sub(re.escape(begin) + ".*" + re.escape(end), lambda _: whole, text, flags=re.DOTALL)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

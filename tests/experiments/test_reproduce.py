@@ -1,0 +1,345 @@
+"""The runner: what it records, what it skips, how it goes on, and what one failure does to the others."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from sab.errors import Mistake
+from sab.experiments import progress, records
+from sab.experiments import reproduce as runner
+from sab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
+from sab.experiments.tables import Row
+from sab.tasks import Copying
+from sab.training import Run, train
+
+CLOCK = ("wall_time", "date", "together")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(rows: list[Row], seeds: Any = (0, 1), **options: Any) -> Outcome:
+    console = options.pop("console", Console(file=io.StringIO(), width=200))
+    return reproduce(rows, seeds, Path("runs"), Path("results"), **options, console=console)
+
+
+def lines(task: str = "copying") -> dict[tuple[str, int], dict[str, Any]]:
+    return {(record["row"], record["seed"]): record for record in records.load(task, Path("results"))}
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in CLOCK}
+
+
+def let_pass(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Makes every look at the runner's clock take so long."""
+    now = 0.0
+
+    def look() -> float:
+        nonlocal now
+        now += seconds
+        return now
+
+    monkeypatch.setattr(runner.time, "monotonic", look)
+
+
+def test_a_record_has_all_that_a_number_depends_on(rows: list[Row]) -> None:
+    outcome = call(rows, commit="abc")
+    assert (outcome.failed, outcome.left, outcome.was_interrupted) == ({}, [], False)
+    assert len(outcome.recorded) == 8
+    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "copying.jsonl"]
+    for row in rows:
+        for seed in (0, 1):
+            record = lines(row.task)[row.id, seed]
+            run = Run.open(Path("runs") / row.id / f"seed{seed}")
+            result = run.result()
+            assert result is not None
+            assert record["config"] == row.config(seed).to_json()
+            assert {name: record[name] for name in ("status", "iterations", "metrics", "device", "versions")} == {
+                name: getattr(result, name) for name in ("status", "iterations", "metrics", "device", "versions")
+            }
+            assert record["commit"] == (result.commit or "abc")
+            assert [point["step"] for point in record["history"]] == [2, 4, 6]
+            assert record["history"][-1].keys() == {"step", "loss", "metrics", "grad_norm_max"}
+            assert record["together"] == 1
+
+
+def test_a_run_is_the_one_that_is_made_alone_however_many_take_turns(rows: list[Row]) -> None:
+    call(rows[:3], together=4)
+    for row in rows[:3]:
+        config = row.config(1)
+        train(config.task, config.model, config.training, Path("alone") / row.id)
+        alone, among = (Run.open(path) for path in (Path("alone") / row.id, Path("runs") / row.id / "seed1"))
+        assert [line["metrics"] for line in alone.evaluations()] == [line["metrics"] for line in among.evaluations()]
+        assert lines()[row.id, 1]["metrics"] == json.loads((alone.path / "result.json").read_text())["metrics"]
+    assert sorted(record["together"] for record in lines().values()) == [2, 2, 4, 4, 4, 4]
+
+
+def test_what_has_ended_is_skipped(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    call(rows[:2])
+    before = Path("results/copying.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Copying, "loss", lambda *_: pytest.fail("trained again"))
+        assert call(rows[:2]).recorded == []
+        assert Path("results/copying.jsonl").read_bytes() == before
+        Path("results/copying.jsonl").unlink()
+        assert len(call(rows[:2]).recorded) == 4, "a record that is missing is made from the run"
+    assert {key: timeless(record) for key, record in lines().items()} == {
+        (record["row"], record["seed"]): timeless(record) for record in map(json.loads, before.splitlines())
+    }
+
+
+def test_time_over_and_on_gives_the_same_numbers(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    call(rows[:3])
+    whole = lines()
+    Path("results/copying.jsonl").unlink()
+    Path("runs").rename("whole")
+    calls = 0
+    while True:
+        with monkeypatch.context() as patch:
+            let_pass(patch, 1.0)
+            outcome = call(rows[:3], minutes=0.4, together=2)
+        calls += 1
+        assert outcome.failed == {}
+        if not outcome.left:
+            break
+        assert calls < 30
+        states = {standing.state for standing in standings(outcome.left, Path("results"))}
+        assert states <= {"left", "under way", "ended"}
+    assert calls > 3
+    assert {key: timeless(record) for key, record in lines().items()} == {
+        key: timeless(record) for key, record in whole.items()
+    }
+
+
+def test_one_seed_comes_after_the_other(rows: list[Row]) -> None:
+    outcome = call(rows[:3], seeds=(3, 0))
+    assert [record["seed"] for record in outcome.recorded] == [3, 3, 3, 0, 0, 0]
+    assert outcome.recorded[0]["row"] == rows[2].id, "the longest first"
+    Path("runs").rename("old")
+    outcome = call(rows[:3], seeds=(3, 0), minutes=9)
+    assert [record["row"] for record in outcome.recorded[:3]] == [row.id for row in rows[:3]], "the shortest first"
+
+
+class PressCtrlC(progress.RunProgress):
+    def iteration(self, step: int, loss: float) -> None:
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_stops_all_and_the_next_call_goes_on(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "RunProgress", PressCtrlC)
+        outcome = call(rows[:2], seeds=[0], together=2)
+    assert outcome.was_interrupted
+    assert (outcome.recorded, len(outcome.left)) == ([], 2)
+    assert [standing.iterations for standing in standings(outcome.left, Path("results"))] == [3, 2]
+    outcome = call(rows[:2], seeds=[0], together=2)
+    assert not outcome.was_interrupted
+    assert [record["status"] for record in outcome.recorded] == ["finished", "finished"]
+
+
+def test_what_was_killed_before_its_first_checkpoint_begins_anew(rows: list[Row]) -> None:
+    job = jobs_of(rows[:1], [0], Path("runs"))[0]
+    Run.create(job.folder, job.config)
+    assert not call(rows[:1], seeds=[0]).left
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, length: int, what: Any) -> None:
+    """Makes the losses of the sequences of a length something else."""
+    loss = Copying.loss
+
+    def spoilt(self: Copying, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return what(loss(self, outputs, targets)) if self.length == length else loss(self, outputs, targets)
+
+    monkeypatch.setattr(Copying, "loss", spoilt)
+
+
+def test_a_run_that_diverges_is_a_result(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 4, lambda loss: loss * math.nan)
+    outcome = call(rows[:3], seeds=[0])
+    assert (outcome.failed, outcome.left) == ({}, [])
+    record = lines()[rows[2].id, 0]
+    assert (record["status"], record["iterations"]) == ("diverged", 0)
+    assert record["message"].startswith("the loss of iteration 1 is nan")
+    assert record["other_lengths"] == {}
+    assert call(rows[:3], seeds=[0]).recorded == [], "it is not tried again"
+
+
+def test_one_that_fails_leaves_the_others_to_go_on(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(loss: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nand a page of advice")
+
+    with monkeypatch.context() as patch:
+        spoil(patch, 4, fails)
+        outcome = call(rows[:3], together=2)
+    label = f"{rows[2].id} seed 0"
+    assert list(outcome.failed) == [label, f"{rows[2].id} seed 1"]
+    assert outcome.failed[label].startswith("OutOfMemoryError: CUDA out of memory. (more in ")
+    assert "page of advice" in next(Path("runs").glob("*/seed0.error.txt")).read_text()
+    assert [job.label for job in outcome.left] == list(outcome.failed)
+    assert len(outcome.recorded) == 4
+    assert call(rows[:3]).left == []
+
+
+def test_the_attention_of_the_first_seed_is_kept(rows: list[Row]) -> None:
+    call(rows[:1], iterations=5)
+    assert "attention" not in lines()[rows[0].id, 1]
+    attention = lines()[rows[0].id, 0]["attention"]
+    assert (attention["first"], attention["k_att"]) == (12, 2)
+    assert list(attention["moments"]) == ["1", "4"], "there is no ninth iteration"
+    for weights in attention["moments"].values():
+        assert len(weights) == 11
+        assert all(sum(filter(None, line)) == pytest.approx(1.0, abs=1e-3) for line in weights)
+    assert attention["moments"]["1"] != attention["moments"]["4"]
+
+
+def test_other_lengths_are_tested_with_the_final_weights(rows: list[Row]) -> None:
+    call(rows[:1], seeds=[0])
+    record = lines()[rows[0].id, 0]
+    run = Run.open(Path("runs") / rows[0].id / "seed0")
+    model = runner.load_model(run, torch.device("cpu"))
+    for length in (3, 5):
+        expected = runner.evaluate(model, Copying(length), run.config.training, "test", runner.OTHER_LENGTH_BATCHES)
+        assert record["other_lengths"][str(length)] == expected
+
+
+def test_tests_that_time_did_not_allow_are_made_by_the_next_call(
+    rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = replace(rows[0], moments=())
+    over = False
+    record = runner._Runner._record
+
+    def late(self: Any, job: Any) -> None:
+        nonlocal over
+        over = True
+        record(self, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._Runner, "_record", late)
+        patch.setattr(runner.time, "monotonic", lambda: 1e9 if over else 0.0)
+        outcome = call([row], seeds=[0], minutes=1)
+    assert ([job.row for job in outcome.left], outcome.recorded) == ([row], [])
+    assert call([row], seeds=[0]).recorded[0]["other_lengths"].keys() == {"3", "5"}
+
+
+def test_a_run_of_another_configuration_is_refused(rows: list[Row]) -> None:
+    call(rows[:1], seeds=[0])
+    other = replace(rows[0], k_att=3)
+    assert other.id == rows[0].id
+    wanted = rf"^out 'runs/{rows[0].id}/seed0' must hold a run as the row now is; there k_att must be 2 to resume"
+    with pytest.raises(Mistake, match=wanted):
+        call([other, rows[1]], seeds=[0])
+    assert not (Path("runs") / rows[1].id).exists(), "nothing was begun"
+    (standing,) = standings(jobs_of([other], [0], Path("runs")), Path("results"))
+    assert standing.state == "of another configuration"
+
+
+def test_a_newer_record_takes_the_place_of_an_older_one(rows: list[Row]) -> None:
+    call(rows[:2])
+    older = lines()
+    Path("runs").rename("old")
+    other = replace(rows[0], k_att=3)
+    call([other], seeds=[0])
+    newer = lines()
+    assert newer.keys() == older.keys()
+    assert len(Path("results/copying.jsonl").read_text().splitlines()) == 4
+    changed = [key for key in newer if newer[key] != older[key]]
+    assert changed == [(other.id, 0)]
+    assert newer[other.id, 0]["config"]["model"]["k_att"] == 3
+    record = newer[other.id, 0]
+    records.save({**record, "iterations": 99}, Path("results"))
+    assert [line["iterations"] for line in lines().values() if line["seed"] == 0] == [6, 99]
+
+
+def test_a_run_may_be_given_more_iterations(rows: list[Row]) -> None:
+    call(rows[2:3], seeds=[0])
+    assert call(rows[2:3], seeds=[0], iterations=8).recorded[0]["iterations"] == 8
+    with pytest.raises(Mistake, match="iterations must be at least 8"):
+        call(rows[2:3], seeds=[0], iterations=6)
+
+
+def test_at_most_forty_points_and_the_last_among_them() -> None:
+    evaluations = [
+        {"step": step, "loss": 1.0, "metrics": {}, "grad_norm_max": float(step == 7), "grad_norm": 0.0}
+        for step in range(1, 202)
+    ]
+    points = records.thinned(evaluations)
+    assert len(points) <= 40
+    assert points[-1]["step"] == 201
+    assert max(point["grad_norm_max"] for point in points) == 1.0, "a spike is not lost"
+    assert records.thinned([]) == []
+
+
+@pytest.mark.parametrize("text", ["not JSON\n", "[]\n", '{"schema": 0}\n', '{"schema": 1, "row": "x"}\n'])
+def test_a_file_that_is_none_of_records_is_told(text: str) -> None:
+    Path("results").mkdir()
+    Path("results/copying.jsonl").write_text(text)
+    with pytest.raises(Mistake, match=r"^results 'results/copying\.jsonl' must be a file of JSON lines"):
+        records.load("copying", Path("results"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"minutes": 0}, "minutes must be a finite number above 0"),
+        ({"together": 0}, "together must be a whole number of at least 1"),
+        ({"iterations": 0}, "iterations must be a whole number of at least 1"),
+        ({"seeds": []}, "seeds must be different whole numbers"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
+    ],
+)
+def test_wrong_options_are_named(rows: list[Row], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        call(rows, **options)
+    assert not Path("runs").exists()
+    with pytest.raises(Mistake, match="rows must be at least one"):
+        call([])
+
+
+def test_lines_elsewhere_and_bars_on_a_terminal(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
+    told = io.StringIO()
+    call(rows[:1], console=Console(file=told, width=200), seeds=[0])
+    text = told.getvalue()
+    assert f"{rows[0].id} seed 0: iterations 0 to 6 on cpu, into runs/" in text
+    assert f"  {rows[0].id} seed 0: 5/6  accuracy" in text
+    assert f"[1/1] {rows[0].id} seed 0: accuracy on the last 10" in text
+    told = io.StringIO()
+    call(rows[:2], console=Console(file=told, width=200, force_terminal=True), seeds=[0])
+    text = told.getvalue()
+    assert "runs" in text
+    assert "1/2" in text
+    assert f"[2/2] {rows[1].id} seed 0" in text
+
+
+def test_standings(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    call(rows[:1], seeds=[0])
+    call(rows[3:], seeds=[0])
+    (Path("runs") / rows[3].id).rename("elsewhere")
+    told = standings(jobs_of(rows, [0], Path("runs")), Path("results"))
+    assert [standing.state for standing in told] == ["ended", "left", "left", "recorded"]
+    assert [standing.iterations for standing in told] == [6, 0, 0, 6]
+    assert told[0].told.startswith("accuracy on the last 10")
+
+
+def test_snapshots_leave_the_run_as_it_is(rows: list[Row]) -> None:
+    call(rows[:1], seeds=[0])
+    watched = Run.open(Path("runs") / rows[0].id / "seed0").evaluations()
+    Path("runs").rename("watched")
+    call([replace(rows[0], moments=())], seeds=[0])
+    plain = Run.open(Path("runs") / rows[0].id / "seed0").evaluations()
+    assert [line["metrics"] for line in watched] == [line["metrics"] for line in plain]
