@@ -243,7 +243,7 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
-        (["knit"], "command must be one of train, eval, plot, info, tasks, demo, bench; got 'knit'."),
+        (["knit"], "command must be one of train, eval, plot, info, tasks, demo, bench, reproduce; got 'knit'."),
         (["train"], "TASK must be one of copying, adding; got none."),
         (["train", "knitting"], "TASK must be one of copying, adding; got 'knitting'."),
         (["train", "--length", "3"], "TASK must be one of copying, adding; got '--length'."),

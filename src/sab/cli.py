@@ -502,11 +502,7 @@ def reproduce(
         print("\n".join(tables.standing_lines(standings)))
         return DONE
     if report:
-        from sab.report.pages import renew_results  # matplotlib takes a while to import
-
-        for path in renew_results(results):
-            print(path)
-        return DONE
+        return _report(results)
     outcome = runner.reproduce(chosen, numbers, out, results, minutes, iterations, device, together, commit, Console())
     for label, sentence in outcome.failed.items():
         print(f"sab: {label} failed: {sentence}", file=sys.stderr)
@@ -522,6 +518,31 @@ def reproduce(
     if outcome.was_interrupted:
         return INTERRUPTED
     return FAILED if outcome.failed else DONE
+
+
+def _report(results: Path) -> int:
+    """Renews the tables and the figures of the repository in the current folder."""
+    from sab.report import figures, pages  # matplotlib takes a while to import
+    from sab.report import results as tables
+
+    read = tables.load(results)
+    images = Path("docs/images")
+    pages.renew(Path("docs/results.md"), "results", tables.page_part(read, "images"))
+    pages.renew(Path("README.md"), "results", tables.readme_part(read))
+    print("docs/results.md\nREADME.md")
+    drawn = {}
+    groups = {label: read[row] for label, row in tables.CURVE_ROWS.items() if row in read}
+    if groups:
+        drawn[tables.CURVES] = figures.seeds_over_time(groups, TASKS["copying"].headline)
+    record = tables.attention_record(read)
+    if record is not None:
+        drawn[tables.ATTENTION] = figures.attention_moments(record)
+    with writing(images):
+        images.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        figures.save(figure, images / name)
+        print(images / name)
+    return DONE
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

@@ -7,6 +7,7 @@ from itertools import cycle
 from math import ceil
 from pathlib import Path
 
+import numpy
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sab.errors import ValueMistake
 from sab.report.performance import BOTH, FORWARD, SWEPT, Record, common_way, microseconds_a_step
+from sab.tasks import Headline
 from sab.training import evaluation
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
@@ -95,6 +97,57 @@ def mean_attention(run: Run) -> Tensor:
     if task.steps <= run.config.model.k_att:
         raise ValueMistake(f"{str(run.path)!r} must have sequences longer than k_att; they have {task.steps} steps.")
     return evaluation.mean_attention(load_model(run, resolve_device("auto")), task, run.config.training)
+
+
+def attention_moments(record: Record) -> Figure:
+    """The attention that a record keeps of several moments of training: a heat map for each, side by side."""
+    kept = record["attention"]
+    moments: dict[str, list[list[float | None]]] = kept["moments"]
+    k_att, first = kept["k_att"], kept["first"]
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
+    maps = {moment: numpy.array(weights, dtype=float) for moment, weights in moments.items()}
+    largest = max(numpy.nanmax(weights) for weights in maps.values())
+    for axes, (moment, weights) in zip(panels, maps.items(), strict=True):
+        rows, columns = weights.shape
+        extent = (k_att / 2, (columns + 0.5) * k_att, first + rows - 0.5, first - 0.5)
+        axes.set_facecolor("0.88")
+        axes.imshow(
+            weights, aspect="auto", cmap="Blues", vmin=0.0, vmax=largest, extent=extent, interpolation="nearest"
+        )
+        axes.set_title(f"after {int(moment):,} iterations", loc="left", fontsize=11)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
+        axes.set_xlabel("time step of the attended microstate")
+    panels[0].set_ylabel("attending step")
+    figure.colorbar(panels[0].images[0], ax=list(panels), label="mean weight", pad=0.01, fraction=0.03)
+    return figure
+
+
+def seeds_over_time(groups: Mapping[str, Sequence[Record]], headline: Headline) -> Figure:
+    """The headline metric of records by label over the iterations, a thin line for each seed."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for (label, records), colour in zip(groups.items(), cycle(COLOURS), strict=False):
+        for place, record in enumerate(records):
+            steps = [point["step"] for point in record["history"]]
+            values = [point["metrics"][headline.metric] for point in record["history"]]
+            named = f"{label} ({len(records)} seed{'s' * (len(records) > 1)})"
+            style = {"color": colour, "linewidth": 1.2, "alpha": 0.8, "marker": "o" if len(steps) < 10 else None}
+            axes.plot(steps, values, label=named if place == 0 else None, **style)
+    axes.axhline(headline.chance, color="0.45", linestyle=":", linewidth=1.5, label="chance")
+    axes.set(xlabel="iteration", ylabel=headline.label, xscale="log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if headline.spec.endswith("%"):
+        axes.set(ylim=(-0.02, 1.02))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        _use_log_scale(axes)
+    axes.grid(color="0.92")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    return figure
 
 
 def step_times(records: Sequence[Record], case: str) -> Figure:

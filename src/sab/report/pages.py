@@ -18,28 +18,27 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
-def renew(page: Path, name: str, part: str) -> None:
-    """Writes a part of a page anew."""
-    write_text(page, renewed(read(page), name, part, page), "page")
-
-
-def read(page: Path) -> str:
-    """The text of a page that is to be renewed."""
+def renew(page: Path, name: str, part: str, option: str | None = None) -> None:
+    """Writes a part of a page anew; `option` is what the user chose the page by."""
     try:
-        return page.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueMistake(
-            f"page {str(page)!r} must be a page to renew; it cannot be read: {error}.", "page"
-        ) from error
+        wanted = f"{_called(page, option)} must be a page to renew"
+        raise ValueMistake(f"{wanted}; it cannot be read: {error.strerror or error}.", option) from error
+    write_text(page, renewed(text, name, part, page, option), option)
 
 
-def renewed(text: str, name: str, part: str, page: Path) -> str:
+def renewed(text: str, name: str, part: str, page: Path, option: str | None = None) -> str:
     """The page's text with its part of that name replaced."""
     begin, end = marks(name)
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueMistake(f"page {str(page)!r} must hold {begin} and then {end} once each; it does not.", "page")
+        raise ValueMistake(f"{_called(page, option)} must hold {begin} and then {end} once each; it does not.", option)
     whole = f"{begin}\n{part}\n{end}"
     return re.sub(re.escape(begin) + ".*" + re.escape(end), lambda _: whole, text, flags=re.DOTALL)
+
+
+def _called(page: Path, option: str | None) -> str:
+    return f"{option} {str(page)!r}" if option else repr(str(page))
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

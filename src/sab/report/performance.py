@@ -354,9 +354,9 @@ def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours")
 
 def renew(page: Path, records: Sequence[Record], images: str) -> None:
     """Writes the part of the page that is made from records."""
-    pages.renew(page, "benchmark", page_part(records, images))
+    pages.renew(page, "benchmark", page_part(records, images), "page")
 
 
 def renewed(text: str, records: Sequence[Record], images: str, page: Path) -> str:
     """The page's text with its part that is made from records made anew."""
-    return pages.renewed(text, "benchmark", page_part(records, images), page)
+    return pages.renewed(text, "benchmark", page_part(records, images), page, "page")

@@ -1,0 +1,134 @@
+"""`sab reproduce` end to end, with tables of rows that take a fraction of a second."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from sab import cli
+from sab.experiments import progress, records, tables
+from sab.experiments.tables import Row
+from sab.tasks import Copying
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def small_tables(rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables, "ROWS", {row.id: row for row in rows})
+
+
+def run(*arguments: str) -> int:
+    try:
+        return cli.main(["reproduce", *arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def mistake(capsys: Capture, *arguments: str) -> str:
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    return told.err.removeprefix("sab: ").rstrip("\n")
+
+
+def test_all_tables(capsys: Capture) -> None:
+    assert run("--seeds", "0,1") == 0
+    told = capsys.readouterr().out
+    assert "[8/8] " in told
+    assert told.endswith("All 8 runs are at their end; their records are in results.\n")
+    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "copying.jsonl"]
+    assert len(records.load("copying", Path("results"))) == 6
+    assert run("--seeds", "0,1") == 0
+    assert capsys.readouterr().out == "All 8 runs are at their end; their records are in results.\n"
+
+
+def test_some_rows_into_other_folders() -> None:
+    options = ["--out", "other/runs", "--results", "other/results", "--iterations", "3", "--device", "cpu"]
+    assert run("copying", "--rows", "*-ours,*-tbptt-*", "--seeds", "4", *options, "--together", "2") == 0
+    found = records.load("copying", Path("other/results"))
+    assert sorted((one["row"], one["seed"], one["iterations"]) for one in found) == [
+        ("copying-2-sab-4-2-ours", 4, 3),
+        ("copying-4-tbptt-2", 4, 3),
+    ]
+    assert not Path("results").exists()
+
+
+def test_list_and_status_train_nothing(capsys: Capture) -> None:
+    assert run("--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(tables.ROWS)
+    assert all("not in the paper" in line for line in lines)
+    assert run("adding", "--status") == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^adding-3-bptt seed 0 +left +0/6$", told, flags=re.MULTILINE)
+    assert told.endswith("3 runs: 3 left\n")
+    assert not Path("runs").exists()
+    assert run("adding", "--seeds", "0") == 0
+    capsys.readouterr()
+    assert run("adding", "--status") == 0
+    told = capsys.readouterr().out
+    assert "mean squared error" in told
+    assert told.endswith("3 runs: 1 ended, 2 left\n")
+
+
+def test_the_papers_values_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.undo()
+    assert run("--list", "--rows", "copying-100-sab-5-5-*") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith("paper: 99.6 / 0.017 / 0.001") for line in lines)
+
+
+def test_time_over_tells_how_to_go_on(capsys: Capture) -> None:
+    assert run("copying", "--minutes", "1e-9", "--seeds", "0,1", "--out", "my runs") == 0
+    told = capsys.readouterr().out
+    assert "6 of 6 runs are not at their end, the first of them copying-2-sab-4-2-ours seed 0.\n" in told
+    command = "sab reproduce copying --seeds 0,1 --minutes 1e-09 --out 'my runs' --results results --device auto"
+    assert told.endswith(f"Go on with: {command}\n")
+
+
+class PressCtrlC(progress.RunProgress):
+    def iteration(self, step: int, loss: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(progress, "RunProgress", PressCtrlC)
+    assert run("copying") == 130
+    assert "Go on with: sab reproduce copying --seeds 0,1,2" in capsys.readouterr().out
+
+
+def test_a_failure_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the device is on fire\nand more")
+
+    monkeypatch.setattr(Copying, "loss", fails)
+    assert run("--seeds", "0", "--rows", "*-tbptt-*,adding-*") == 1
+    told = capsys.readouterr()
+    assert told.err == (
+        "sab: copying-4-tbptt-2 seed 0 failed: RuntimeError: the device is on fire "
+        "(more in runs/reproduce/copying-4-tbptt-2/seed0.error.txt)\n"
+    )
+    assert "1 of 2 runs are not at their end" in told.out
+
+
+def test_mistakes_are_one_sentence(capsys: Capture) -> None:
+    assert mistake(capsys, "mnist") == "TASK must be one of copying, adding; got 'mnist'."
+    ids = ", ".join(row.id for row in tables.ROWS.values() if row.task == "copying")
+    assert mistake(capsys, "copying", "--rows", "x*") == f"--rows must match at least one of {ids}; got 'x*'."
+    assert mistake(capsys, "--seeds", "0,a").startswith("--seeds must be different whole numbers")
+    assert mistake(capsys, "--minutes", "0").startswith("--minutes must be a finite number above 0")
+    assert mistake(capsys, "--minutes", "soon").startswith("--minutes must be a number, or None")
+    assert mistake(capsys, "--together", "0").startswith("--together must be a whole number of at least 1")
+    assert mistake(capsys, "--iterations", "-1").startswith("--iterations must be a whole number of at least 1")
+    assert mistake(capsys, "--nonsense", "1").startswith("--nonsense, 1 is no option of this command")
+    Path("file").write_text("")
+    assert mistake(capsys, "--out", "file").startswith("--out 'file' must be a place that can be written to")
+    assert mistake(capsys, "--results", "file").startswith("--results 'file' must be a place that can be written to")
