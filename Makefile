@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format bench performance clean
+.PHONY: setup demo test lint format bench performance results clean
 
 setup: $(READY)
 
@@ -35,6 +35,10 @@ bench: $(READY)
 # The tables and figures of docs/performance.md, from the records that are kept.
 performance: $(READY)
 	$(BIN)/sab plot bench benchmarks/results/*.jsonl --out docs/images --page docs/performance.md
+
+# The tables and figures of docs/results.md and the README, from the records that are kept.
+results: $(READY)
+	$(BIN)/sab reproduce --report
 
 clean:
 	rm -rf .venv demo runs dist .pytest_cache .ruff_cache .hypothesis .coverage
