@@ -84,7 +84,14 @@ def _step(sums, left, right, left_mask, right_mask, column, INNER: tl.constexpr,
         left_mask, right_mask = left_mask & (column < INNER)[None, :], right_mask & (column < INNER)[None, :]
     a = tl.load(left[:, None] + column[None, :], mask=left_mask, other=0.0)
     b = tl.load(right[:, None] + column[None, :], mask=right_mask, other=0.0)
-    return tl.dot(a.to(b.dtype), tl.trans(b), sums, input_precision=PRECISION, out_dtype=sums.dtype)
+    if (PRECISION == "ieee") & (b.dtype == sums.dtype):
+        # Block by block, as rounding grows with the numbers added one after another. (The last argument is nothing to
+        # these types, but keeps the compiler from adding to the sums themselves.)
+        zero = tl.zeros(sums.shape, sums.dtype)
+        return sums + tl.dot(a, tl.trans(b), zero, input_precision="ieee", max_num_imprecise_acc=BLOCK,
+                             out_dtype=sums.dtype)  # fmt: skip
+    else:
+        return tl.dot(a.to(b.dtype), tl.trans(b), sums, input_precision=PRECISION, out_dtype=sums.dtype)
 
 
 @triton.jit
