@@ -20,7 +20,7 @@ from sab.experiments import reproduce as runner
 from sab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
 from sab.experiments.tables import Row
 from sab.tasks import Copying
-from sab.training import Run, train
+from sab.training import Run, train, trainer, updates
 
 CLOCK = ("wall_time", "date", "together")
 
@@ -149,6 +149,60 @@ def test_ctrl_c_stops_all_and_the_next_call_goes_on(rows: list[Row], monkeypatch
     outcome = call(rows[:2], seeds=[0], together=2)
     assert not outcome.was_interrupted
     assert [record["status"] for record in outcome.recorded] == ["finished", "finished"]
+
+
+class Kill(BaseException):
+    """What no one catches, so that nothing is written on the way out."""
+
+
+class KilledAtFive(progress.RunProgress):
+    def iteration(self, step: int, loss: float) -> None:
+        if step == 5:
+            raise Kill
+
+
+def test_killed_and_on_gives_the_same_numbers(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    call(rows[:3], together=2)
+    whole = lines()
+    Path("results/copying.jsonl").unlink()
+    Path("runs").rename("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "RunProgress", KilledAtFive)
+        with pytest.raises(Kill):
+            call(rows[:3], together=2)
+    made = [job.made() for job in jobs_of(rows[:3], [0], Path("runs"))]
+    assert sorted(made, key=str) == [4, 4, None], "two were under way, and went back to their checkpoints"
+    assert call(rows[:3], together=2).left == []
+    assert {key: timeless(record) for key, record in lines().items()} == {
+        key: timeless(record) for key, record in whole.items()
+    }
+
+
+def test_updates_that_nobody_looks_at_as_on_a_gpu(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention of a moment is that of its iteration although nobody has looked at its loss yet."""
+    rows = [replace(rows[0], moments=(3, 5))]
+    call(rows, seeds=[0])
+    host = lines()[rows[0].id, 0]
+    Path("runs").rename("host")
+
+    def adam(config: Any, model: torch.nn.Module, device: torch.device) -> torch.optim.Adam:
+        return torch.optim.Adam(model.parameters(), lr=torch.tensor(config.lr), fused=True, capturable=True)
+
+    def build(self: trainer.Trainer) -> updates.DeviceUpdates:
+        return updates.DeviceUpdates(self.config, self.model, self.optimizer, self.state.step, None, None)
+
+    monkeypatch.setattr(trainer.Trainer, "_build_updates", build)
+    monkeypatch.setattr(trainer, "build_optimizer", adam)
+    monkeypatch.setattr(updates, "SECONDS_UNREAD", math.inf)
+    call(rows, seeds=[0])
+    device = lines()[rows[0].id, 0]
+    assert list(device["attention"]["moments"]) == ["3", "5"]
+    for moment in ("3", "5"):
+        ours, theirs = (
+            torch.tensor([[weight or 0.0 for weight in line] for line in one["attention"]["moments"][moment]])
+            for one in (device, host)
+        )
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
 
 
 def test_what_was_killed_before_its_first_checkpoint_begins_anew(rows: list[Row]) -> None:

@@ -262,6 +262,11 @@ def page_part(by_row: ByRow, images: str) -> str:
         parts.append(f"The figure is {NOT_RUN.replace('run', 'made')} yet.")
     else:
         parts.append(f"![Attention at three moments of early training]({images}/{ATTENTION})")
+        parts.append(
+            "Copying, T = 200, k_trunc = k_top = 10, seed 0: attention weights of the marker's step and the ten that "
+            "repeat the digits, averaged over a batch of validation data; grey is not kept yet. The digits are steps "
+            "1 to 10. The paper's figure 3 shows the same after 400, 800 and 3,000 iterations."
+        )
     return "\n\n".join(parts)
 
 
