@@ -14,7 +14,7 @@ from sab.ops.triton import small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
 
-LARGEST_SMALL = 256
+LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
 SCORERS = ("affine", "affine_tanh", "mlp", "dot")

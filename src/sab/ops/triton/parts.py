@@ -113,20 +113,6 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointer, MATH: tl.constexpr):
-    """Ask for memory that will be read soon."""
-    if MATH != "plain":
-        tl.inline_asm_elementwise(
-            "prefetch.global.L1 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [pointer.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
 def sortable(score):
     """Float32 as whole numbers of the same order, which a warp compares in one instruction; float64 as it is."""
     if score.dtype == tl.float32:

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.parts import get, prefetch, put, tanh, weigh_backward
+from sab.ops.triton.parts import get, put, tanh, weigh_backward
 from sab.ops.triton.small_parts import gather, product, product_of_gates, resident, rows_of, streamed
 
 
@@ -16,6 +16,18 @@ def sums_over_warps(parts):
     for g in tl.static_range(len(parts)):
         sums = sums + (tl.broadcast_to(tl.sum(parts[g], 0)[None, None, :], (NB, 1, 8)),)
     return sums
+
+
+@triton.jit
+def selection(selected, weights, at, count, eight, GROUPS: tl.constexpr, MATH: tl.constexpr):
+    """The `count` slots and weights that a step's list has from `at` on, as tuples of [P / 16, 1, 8]; else -1 and 0."""
+    chosen = ()
+    shares = ()
+    for g in tl.static_range(GROUPS):
+        place = g * 8 + eight
+        chosen = chosen + (tl.where(place < count, get(selected + at + place, place < count, "", MATH), -1),)
+        shares = shares + (get(weights + at + place, place < count, "", MATH),)
+    return chosen, shares
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
@@ -116,6 +128,12 @@ def backward_kernel(
                 chain = product_of_gates(w0, w1, w1, w1, chain, chain, chain, chain, TYPE)
         chain = tl.where(here, chain * 0.0, 0.0)
 
+    # What a step selected is asked for a step earlier, since it says what else to ask for.
+    chosen = ()
+    next_shares = ()
+    if K > 0:
+        chosen, next_shares = selection(selected, weights, list_t, tl.where(length > 0, K, 0), eight, GROUPS, MATH)
+
     for back in range(length):
         t = length - 1 - back
         # Loads that depend on nothing computed here.
@@ -134,14 +152,13 @@ def backward_kernel(
             used = first_slots + (seen + t) // k_att - seen // k_att
             rows = ()
             key_rows = ()
-            shares = ()
             for g in tl.static_range(GROUPS):
-                place = g * 8 + eight
-                chosen = tl.where(place < K, get(selected + list_t + place, place < K, "", MATH), -1)
-                shares = shares + (get(weights + list_t + place, place < K, "", MATH),)
-                rows = rows + (rows_of(chosen, first_slots, first_kept, k_att, batch, row),)
-                key_rows = key_rows + (tl.where(chosen >= 0, chosen + row.to(tl.int32) * slots, -1),)
+                rows = rows + (rows_of(chosen[g], first_slots, first_kept, k_att, batch, row),)
+                key_rows = key_rows + (tl.where(chosen[g] >= 0, chosen[g] + row.to(tl.int32) * slots, -1),)
             read = gather(store, rows, unit, n, "", MATH)
+            shares = next_shares
+            list_before = list_t - batch * K
+            chosen, next_shares = selection(selected, weights, list_before, tl.where(t > 0, K, 0), eight, GROUPS, MATH)
             q = zero
             if not AFFINE:
                 q = tl.load(query + query_t + unit, mask=there, other=0)
@@ -311,9 +328,6 @@ def backward_kernel(
                     into = dhidden + gates_t + gate * n
                     chain += streamed(w_all + gate * n * n, n, n, 1, unit, n, into, DTYPE)
 
-        if K > 0:
-            prefetch(selected + list_t - tl.where(t > 0, batch * K, 0) + tl.arange(0, 8), MATH)
-            prefetch(weights + list_t - tl.where(t > 0, batch * K, 0) + tl.arange(0, 8), MATH)
         gates_t -= batch * GATES * n
         row_t -= stride
         store_t -= stride

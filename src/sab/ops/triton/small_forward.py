@@ -12,9 +12,9 @@ from sab.ops.triton.small_parts import eight_of, gather, inner, product, residen
 
 
 @triton.jit
-def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr):
-    """Keys of COUNT slots from `first` on, [COUNT, P]; 0 past those in use."""
-    slot = first + tl.arange(0, COUNT)
+def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr):
+    """Keys of 32 slots from `first` on, [32, P]; 0 past those in use."""
+    slot = first + tl.arange(0, 32)
     column = tl.arange(0, P)
     mask = (slot < used)[:, None] & (column < d)[None, :]
     return tl.load(keys + slot[:, None] * d + column[None, :], mask=mask, other=0)
@@ -46,15 +46,13 @@ def sorted_pair(x, y):
 
 @triton.jit
 def select(
-    keys, near, far, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, FAR: tl.constexpr,
+    keys, ahead, used, query, v, place,
+    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC].
+    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
 
-    `near` has the first 64 keys and, where FAR, `far` the next 64: so far ahead is the memory asked for them.
-
-    Each warp looks at eight lines of 32 candidates at a time, the first two of which have the best of those before. A
-    score's lowest eight bits, which approximate scores can spare, give way to the candidate's position: so one
+    Each warp looks at eight lines of 32 candidates at a time, the first KC / 32 of which are the best of those before.
+    A score's lowest eight bits, which approximate scores can spare, give way to the candidate's position: so one
     comparison decides who is first and, among equals, who is older, and candidates are found again. Each thread sorts
     its eight; then the best of all is K times the best of the 32 threads' first ones.
     """
@@ -63,42 +61,37 @@ def select(
     P: tl.constexpr = query.shape[0]
     CARRIED: tl.constexpr = KC // 32
     LOWEST: tl.constexpr = -2147483648
-    lane = tl.arange(0, 64)
     best = tl.full((NB, KC), LOWEST, tl.int32)
     slots = tl.full((NB, KC), -1, tl.int32)
-    for start in range(0, used, 192):
-        n1 = tl.full((64,), LOWEST, tl.int32)
-        n2 = n1
-        n3 = n1
-        end = tl.minimum(used, start + 192)
-        for first in range(start, end, 64):
-            score = score_keys(near, query, v, SCORER, MATH)
-            if FAR:
-                near = far
-                far = load_keys(keys, first + 128, used, d, P, 64)
-            else:
-                near = load_keys(keys, first + 64, used, d, P, 64)
-            number = (sortable(score) & ~255) | (191 - (first - start) - lane)
-            number = tl.where(first + lane < end, number, LOWEST)
-            n1 = tl.where(first == start, number, n1)
-            n2 = tl.where(first == start + 64, number, n2)
-            n3 = tl.where(first == start + 128, number, n3)
-        # Every warp needs all of them: they are exchanged at once.
-        joined = tl.join(tl.join(n1, n2), tl.join(n3, n3)).reshape(1, 32, 2, 2, 2)
-        joined = tl.broadcast_to(joined, (NB, 32, 2, 2, 2))
-        n1, n3 = tl.split(joined)
-        n1, n2 = tl.split(n1)
-        n3, _ = tl.split(n3)
-        c2, c3 = tl.split(n1)
-        c4, c5 = tl.split(n2)
-        c6, c7 = tl.split(n3)
+    for start in range(0, used, (8 - CARRIED) * 32):
         c0 = tl.full((NB, 32), LOWEST, tl.int32)
         c1 = c0
+        c2 = c0
+        c3 = c0
+        c4 = c0
+        c5 = c0
+        c6 = c0
+        c7 = c0
         if start > 0:
             numbered = tl.where(slots >= 0, best | (255 - place), LOWEST)
             c0 = carried_line(numbered, 0, CARRIED)
             if CARRIED == 2:
                 c1 = carried_line(numbered, 1, CARRIED)
+        end = tl.minimum(used, start + (8 - CARRIED) * 32)
+        for first in range(start, end, 32):
+            score = score_keys(ahead, query, v, SCORER, MATH)
+            ahead = load_keys(keys, first + 32, used, d, P)
+            line = (first - start) // 32 + CARRIED
+            lane = tl.arange(0, 32)
+            number = (sortable(score) & ~255) | (255 - line * 32 - lane)
+            number = tl.where(first + lane < end, number, LOWEST)[None, :]
+            c1 = tl.where(line == 1, number, c1)
+            c2 = tl.where(line == 2, number, c2)
+            c3 = tl.where(line == 3, number, c3)
+            c4 = tl.where(line == 4, number, c4)
+            c5 = tl.where(line == 5, number, c5)
+            c6 = tl.where(line == 6, number, c6)
+            c7 = tl.where(line == 7, number, c7)
         # Batcher's network for eight.
         c0, c1 = sorted_pair(c0, c1)
         c2, c3 = sorted_pair(c2, c3)
@@ -134,7 +127,7 @@ def select(
             c7 = tl.where(taken, LOWEST, c7)
         position = 255 - (found & 255)
         before = tl.gather(slots, tl.minimum(position, KC - 1), 1)
-        slots = tl.where(position < 64, before, start + position - 64)
+        slots = tl.where(position < KC, before, start + position - KC)
         slots = tl.where(found != LOWEST, slots, -1)
         best = tl.where(found != LOWEST, found & ~255, LOWEST)
     return from_sortable(best), slots
@@ -163,7 +156,7 @@ def select_exactly(
             numbers = tl.where(line == part, carried_line(slots, part, CARRIED)[None], numbers)
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
-            score = score_keys(load_keys(keys, first, used, d, P, 32), query, v, SCORER, MATH)
+            score = score_keys(load_keys(keys, first, used, d, P), query, v, SCORER, MATH)
             number = tl.where(first + tl.arange(0, 32) < end, sortable(score), LOWEST)
             candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
         for i in range(tl.minimum(K, end)):
@@ -210,7 +203,6 @@ def forward_kernel(
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
     GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
-    FAR: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 16  # else there are not registers enough
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -323,10 +315,7 @@ def forward_kernel(
             used = first_slots + (seen + t) // k_att - seen // k_att
             own_keys = keys + row * slots * d
             if PACKED:
-                near = load_keys(own_keys, 0, used, d, P, 64)
-                far = near
-                if FAR:
-                    far = load_keys(own_keys, 64, used, d, P, 64)
+                ahead = load_keys(own_keys, 0, used, d, P)
 
         # Cell.
         if CELL == "lstm":
@@ -386,9 +375,7 @@ def forward_kernel(
                 put(query_t + unit, q, there, MATH)
                 q_column = q.reshape(P)
                 if PACKED:
-                    scores, chosen = select(
-                        own_keys, near, far, used, q_column, v_column, place, K, d, SCORER, MATH, FAR
-                    )
+                    scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE)
                 else:
                     scores, chosen = select_exactly(
                         own_keys, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE
