@@ -27,7 +27,7 @@ def ours(task: str, length: int, method: Method, k_trunc: int | None, k_top: int
             TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100),
         )
     return RunConfig(
-        Adding(length),
+        Adding(length, train_lengths="grid"),
         ModelConfig(**model),
-        TrainConfig(iterations=5_000, batch_size=BATCH_SIZE, lr=2e-3, lr_decay=0.5, clip=1.0, eval_every=100),
+        TrainConfig(iterations=5_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=250),
     )
