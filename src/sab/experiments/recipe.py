@@ -29,5 +29,5 @@ def ours(task: str, length: int, method: Method, k_trunc: int | None, k_top: int
     return RunConfig(
         Adding(length, train_lengths="grid"),
         ModelConfig(**model),
-        TrainConfig(iterations=5_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=250),
+        TrainConfig(iterations=25 * length, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=250),
     )

@@ -76,7 +76,8 @@ class Row:
             options["max_microstates"] = max(task.steps // self.k_att, 1)  # b_i of equation 1, one for each
         memory = {"k_trunc": self.k_trunc, "k_top": self.k_top, "k_att": self.k_att}
         model = ModelConfig(method=self.method, hidden_size=HIDDEN_SIZE, **memory, **options)
-        return RunConfig(task, model, TrainConfig(iterations=ITERATIONS, batch_size=BATCH_SIZE, lr=1e-3, clip=1.0))
+        training = TrainConfig(iterations=ITERATIONS, batch_size=BATCH_SIZE, lr=1e-3, clip=1.0, eval_every=1000)
+        return RunConfig(task, model, training)
 
 
 OTHER_LENGTHS = (200, 300, 400, 2000, 5000)

@@ -719,7 +719,7 @@ _AUTOCAST = {
 def _products(x: Tensor, compute: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     """Products are of the type of their factors, whatever autocast says, and in TF32 where cuDNN's RNNs would be."""
     if x.is_cuda and compute == torch.float32:
-        return _tf32(allow_tf32())
+        return _tf32(allow_tf32() and x.shape[1] > 1)  # PyTorch rounds nothing in products of a single row
     device = x.device.type
     if not is_autocast(device):
         return _AS_IT_IS

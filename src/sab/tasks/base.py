@@ -124,7 +124,7 @@ class Task(ABC):
         mixed = np.random.SeedSequence((seed, SPLITS.index(split), index)).generate_state(1, np.uint64)
         inputs, targets = self.draw(torch.Generator().manual_seed(int(mixed[0])), batch_size, split)
         for what, tensor in (("inputs", inputs), ("targets", targets)):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if tensor.is_floating_point() and not all(map(torch.isfinite, tensor.aminmax())):  # NaN is both of them
                 raise ValueMistake(f"{what} of task {self.name} must be finite; {split} batch {index} is not.")
         return _place(inputs, device, dtype), _place(targets, device, dtype)
 
