@@ -19,15 +19,13 @@ def sums_over_warps(parts):
 
 
 @triton.jit
-def selection(selected, weights, at, count, eight, GROUPS: tl.constexpr, MATH: tl.constexpr):
-    """The `count` slots and weights that a step's list has from `at` on, as tuples of [P / 16, 1, 8]; else -1 and 0."""
+def selection(selected, at, count, eight, GROUPS: tl.constexpr, MATH: tl.constexpr):
+    """The `count` slots that a step's list has from `at` on, as a tuple of [P / 16, 1, 8]; -1 past them."""
     chosen = ()
-    shares = ()
     for g in tl.static_range(GROUPS):
         place = g * 8 + eight
         chosen = chosen + (tl.where(place < count, get(selected + at + place, place < count, "", MATH), -1),)
-        shares = shares + (get(weights + at + place, place < count, "", MATH),)
-    return chosen, shares
+    return chosen
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
@@ -130,9 +128,8 @@ def backward_kernel(
 
     # What a step selected is asked for a step earlier, since it says what else to ask for.
     chosen = ()
-    next_shares = ()
     if K > 0:
-        chosen, next_shares = selection(selected, weights, list_t, tl.where(length > 0, K, 0), eight, GROUPS, MATH)
+        chosen = selection(selected, list_t, tl.where(length > 0, K, 0), eight, GROUPS, MATH)
 
     for back in range(length):
         t = length - 1 - back
@@ -156,9 +153,11 @@ def backward_kernel(
                 rows = rows + (rows_of(chosen[g], first_slots, first_kept, k_att, batch, row),)
                 key_rows = key_rows + (tl.where(chosen[g] >= 0, chosen[g] + row.to(tl.int32) * slots, -1),)
             read = gather(store, rows, unit, n, "", MATH)
-            shares = next_shares
-            list_before = list_t - batch * K
-            chosen, next_shares = selection(selected, weights, list_before, tl.where(t > 0, K, 0), eight, GROUPS, MATH)
+            shares = ()
+            for g in tl.static_range(GROUPS):
+                place = g * 8 + eight
+                shares = shares + (get(weights + list_t + place, place < K, "", MATH),)
+            chosen = selection(selected, list_t - batch * K, tl.where(t > 0, K, 0), eight, GROUPS, MATH)
             q = zero
             if not AFFINE:
                 q = tl.load(query + query_t + unit, mask=there, other=0)
