@@ -416,7 +416,7 @@ def bench(
         quick: Tiny sizes and few repeats, to see that it works.
         jobs: How many processes compile kernels ahead on a GPU; None means as many as there are cores, up to 12.
         compiled_steps: Length of the sequence with which torch.compile of the reference is measured.
-        commit: What the records give as the commit where the code is in no checkout.
+        commit: What the records give as the commit; None means that of the checkout that the code is in.
     """
     from sab.experiments import bench as benchmark
     from sab.experiments.progress import Bar
@@ -437,7 +437,7 @@ def bench(
     console = Console()
     with Bar(console, len(chosen)) as bar:
         for record in benchmark.bench(chosen, where, 0.001 if quick else seconds, deadline, jobs, bar.begin):
-            record["commit"] = record["commit"] or commit
+            record["commit"] = commit or record["commit"]
             records.append(record)
             bar.end(performance.line(record))
             if output is not None:
@@ -483,7 +483,7 @@ def reproduce(
         results: Folder for the records, one JSON line a run in a file for each task.
         device: Where to train; auto takes CUDA where there is one.
         together: How many runs take turns; None means 8 on a GPU, which one leaves mostly idle, and 1 elsewhere.
-        commit: What the records give as the commit where the code is in no checkout.
+        commit: What the records give as the commit; None means that of the checkout that the code is in.
         show_list: Show the rows with the paper's values, and train nothing.
         status: Show what has ended, is under way or left, and train nothing.
         report: Make docs/results.md, the README's table and the figures from the records, and train nothing.

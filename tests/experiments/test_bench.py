@@ -21,7 +21,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "FEWEST", 2)
-    monkeypatch.setattr(bench, "provenance", lambda device: {"device": "cpu (x)", "versions": {}, "commit": None})
+    monkeypatch.setattr(bench, "provenance", lambda device: {"device": "cpu (x)", "versions": {}, "commit": "another"})
 
 
 def run(*arguments: Any) -> int:

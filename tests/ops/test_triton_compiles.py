@@ -52,6 +52,11 @@ for kernel, more in (
     assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
     if constants["RESIDENT"]:
         assert "mma.sync" in compiled.asm["ptx"]
+    by_hand = [line for line in compiled.asm["ttgir"].splitlines() if 'inline_asm "{ .reg .f32 a, b;' in line]
+    if kernel is forward_kernel and scorer == "dot" and n == 128:  # which thread has what matters to these products
+        layout = by_hand[0].rsplit("tensor<8x32xf32, ", 1)[1].split(">")[0]
+        (defined,) = [line for line in compiled.asm["ttgir"].splitlines() if line.startswith(layout + " =")]
+        assert "sizePerThread = [1, 1], threadsPerWarp = [1, 32], warpsPerCTA = [8, 1]" in defined
 """
 
 
@@ -60,6 +65,7 @@ for kernel, more in (
     [
         ("lstm", "mlp", "softmax", "add", 128, 10, "float32", True),
         ("lstm", "dot", "softmax_sink", "concat", 100, 20, "bfloat16", False),
+        ("lstm", "dot", "softmax", "add", 128, 10, "bfloat16", False),
         ("gru", "affine_tanh", "relu_norm", "add_bounded", 33, 5, "float32", True),
         ("rnn_relu", "affine", "relu", "add", 7, 1, "bfloat16", False),
         ("lstm", "mlp", "softmax", "add", 128, 3, "float32", False),

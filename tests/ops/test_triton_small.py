@@ -134,6 +134,24 @@ def test_packed_candidates_are_the_exact_ones_where_scores_differ(first: int) ->
     assert near.float().mean() > 0.95  # two scores within rounding may change places
 
 
+@pytest.mark.parametrize("first", [0, 63, 300])
+def test_scores_by_products_select_as_the_reference(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"k_top": 10, "k_att": 1, "k_trunc": 1, "scorer": "dot", "attention_size": 128}
+    theirs = randomize(make_layer("rnn_tanh", 2, 4, backend="reference", **options), scale=0.5)
+    ours = make_layer("rnn_tanh", 2, 4, backend="triton", dtype=torch.float32, **options)
+    ours.load_state_dict(theirs.state_dict())
+    hx = theirs(randn(first, 1, 2, seed=5))[1].detach() if first > 0 else None
+    monkeypatch.setattr("sab.ops.operation.compute_type", lambda *arguments: torch.bfloat16)
+    x = randn(14, 1, 2)
+    expected = theirs(x, hx, return_attention=True)[2]
+    got = ours(x.float(), None if hx is None else hx.to(torch.float32), return_attention=True)[2]
+    if first == 0:  # fewer than k_top at first: who is there is there, whatever the order
+        assert torch.equal(got.numbers[:11].sort(-1).values, expected.numbers[:11].sort(-1).values)
+    shared = (got.numbers.unsqueeze(-1) == expected.numbers.unsqueeze(-2)).any(-1)
+    assert shared[expected.numbers >= 0].float().mean() > 0.9  # scores within rounding may change places
+    assert (got.weights.to(DOUBLE).sum(-1) - expected.weights.sum(-1)).abs().max() < 1e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_large_inputs_saturate_without_nan(dtype: torch.dtype) -> None:
     for cell in ("lstm", "gru", "rnn_tanh"):

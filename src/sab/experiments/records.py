@@ -23,7 +23,7 @@ NEEDED = {"row", "seed", "config", "status", "message", "iterations", "solved_at
 
 
 def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) -> Record:
-    """The record of a run at its end; `beside` is what the runner noted, `commit` stands in for one not known."""
+    """The record of a run at its end; `beside` is what the runner noted, `commit` is given where the checkout would not tell the right one."""
     result = run.result()
     assert result is not None
     told = vars(result)
@@ -31,7 +31,7 @@ def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) 
     record |= {name: told[name] for name in ("status", "message", "iterations", "solved_at", "metrics", "wall_time")}
     record["together"] = beside.get("together", 1)
     record["other_lengths"] = beside.get("other_lengths", {})
-    record |= {"device": result.device, "versions": result.versions, "commit": result.commit or commit}
+    record |= {"device": result.device, "versions": result.versions, "commit": commit or result.commit}
     record["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     record["config"] = run.config.to_json()
     record["history"] = thinned(run.evaluations())

@@ -1,187 +1,21 @@
 # type: ignore
 
-"""The forward loop over time for small hidden sizes: the selection, and one program a row."""
+"""The forward loop over time for small hidden sizes: one program a row."""
 
 import triton
 import triton.language as tl
 
-from sab.ops.triton.parts import from_sortable, put, sigmoid, sortable, tanh, tanh_of_scores, weigh
+from sab.ops.triton.parts import put, sigmoid, tanh, weigh
 from sab.ops.triton.small_parts import eight_of, gather, inner, product, resident, rows_of, streamed
-
-# Selection
-
-
-@triton.jit
-def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr):
-    """Keys of 32 slots from `first` on, [32, P]; 0 past those in use."""
-    slot = first + tl.arange(0, 32)
-    column = tl.arange(0, P)
-    mask = (slot < used)[:, None] & (column < d)[None, :]
-    return tl.load(keys + slot[:, None] * d + column[None, :], mask=mask, other=0)
-
-
-@triton.jit
-def score_keys(key, query, v, SCORER: tl.constexpr, MATH: tl.constexpr):
-    key = key.to(query.dtype)
-    if SCORER == "mlp":
-        return tl.sum(v[None, :] * tanh_of_scores(key + query[None, :], MATH), 1)
-    else:
-        return tl.sum(key * query[None, :], 1)
-
-
-@triton.jit
-def carried_line(values, part, LINES: tl.constexpr):
-    """Columns 32 part to 32 part + 31 of values [P / 16, 32 LINES]."""
-    if LINES == 1:
-        return values
-    else:
-        is_part = (tl.arange(0, LINES) == part)[None, :, None]
-        return tl.sum(tl.where(is_part, values.reshape(values.shape[0], LINES, 32), 0), 1)
-
-
-@triton.jit
-def sorted_pair(x, y):
-    return tl.maximum(x, y), tl.minimum(x, y)
-
-
-@triton.jit
-def select(
-    keys, ahead, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
-
-    Each warp looks at eight lines of 32 candidates at a time, the first KC / 32 of which are the best of those before.
-    A score's lowest eight bits, which approximate scores can spare, give way to the candidate's position: so one
-    comparison decides who is first and, among equals, who is older, and candidates are found again. Each thread sorts
-    its eight; then the best of all is K times the best of the 32 threads' first ones.
-    """
-    NB: tl.constexpr = place.shape[0]
-    KC: tl.constexpr = place.shape[1]
-    P: tl.constexpr = query.shape[0]
-    CARRIED: tl.constexpr = KC // 32
-    LOWEST: tl.constexpr = -2147483648
-    best = tl.full((NB, KC), LOWEST, tl.int32)
-    slots = tl.full((NB, KC), -1, tl.int32)
-    for start in range(0, used, (8 - CARRIED) * 32):
-        c0 = tl.full((NB, 32), LOWEST, tl.int32)
-        c1 = c0
-        c2 = c0
-        c3 = c0
-        c4 = c0
-        c5 = c0
-        c6 = c0
-        c7 = c0
-        if start > 0:
-            numbered = tl.where(slots >= 0, best | (255 - place), LOWEST)
-            c0 = carried_line(numbered, 0, CARRIED)
-            if CARRIED == 2:
-                c1 = carried_line(numbered, 1, CARRIED)
-        end = tl.minimum(used, start + (8 - CARRIED) * 32)
-        for first in range(start, end, 32):
-            score = score_keys(ahead, query, v, SCORER, MATH)
-            ahead = load_keys(keys, first + 32, used, d, P)
-            line = (first - start) // 32 + CARRIED
-            lane = tl.arange(0, 32)
-            number = (sortable(score) & ~255) | (255 - line * 32 - lane)
-            number = tl.where(first + lane < end, number, LOWEST)[None, :]
-            c1 = tl.where(line == 1, number, c1)
-            c2 = tl.where(line == 2, number, c2)
-            c3 = tl.where(line == 3, number, c3)
-            c4 = tl.where(line == 4, number, c4)
-            c5 = tl.where(line == 5, number, c5)
-            c6 = tl.where(line == 6, number, c6)
-            c7 = tl.where(line == 7, number, c7)
-        # Batcher's network for eight.
-        c0, c1 = sorted_pair(c0, c1)
-        c2, c3 = sorted_pair(c2, c3)
-        c4, c5 = sorted_pair(c4, c5)
-        c6, c7 = sorted_pair(c6, c7)
-        c0, c2 = sorted_pair(c0, c2)
-        c1, c3 = sorted_pair(c1, c3)
-        c4, c6 = sorted_pair(c4, c6)
-        c5, c7 = sorted_pair(c5, c7)
-        c1, c2 = sorted_pair(c1, c2)
-        c5, c6 = sorted_pair(c5, c6)
-        c0, c4 = sorted_pair(c0, c4)
-        c1, c5 = sorted_pair(c1, c5)
-        c2, c6 = sorted_pair(c2, c6)
-        c3, c7 = sorted_pair(c3, c7)
-        c2, c4 = sorted_pair(c2, c4)
-        c3, c5 = sorted_pair(c3, c5)
-        c1, c2 = sorted_pair(c1, c2)
-        c3, c4 = sorted_pair(c3, c4)
-        c5, c6 = sorted_pair(c5, c6)
-        found = tl.full((NB, KC), LOWEST, tl.int32)
-        for i in range(tl.minimum(K, end)):
-            highest = tl.max(c0, 1)[:, None]
-            found = tl.where(place == i, highest, found)
-            taken = c0 == highest
-            c0 = tl.where(taken, c1, c0)
-            c1 = tl.where(taken, c2, c1)
-            c2 = tl.where(taken, c3, c2)
-            c3 = tl.where(taken, c4, c3)
-            c4 = tl.where(taken, c5, c4)
-            c5 = tl.where(taken, c6, c5)
-            c6 = tl.where(taken, c7, c6)
-            c7 = tl.where(taken, LOWEST, c7)
-        position = 255 - (found & 255)
-        before = tl.gather(slots, tl.minimum(position, KC - 1), 1)
-        slots = tl.where(position < KC, before, start + position - KC)
-        slots = tl.where(found != LOWEST, slots, -1)
-        best = tl.where(found != LOWEST, found & ~255, LOWEST)
-    return from_sortable(best), slots
-
-
-@triton.jit
-def select_exactly(
-    keys, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """As `select`, by two comparisons instead of packed numbers: the score first, the slot among equals then."""
-    NB: tl.constexpr = place.shape[0]
-    KC: tl.constexpr = place.shape[1]
-    P: tl.constexpr = query.shape[0]
-    CARRIED: tl.constexpr = KC // 32
-    LOWEST: tl.constexpr = float("-inf") if DTYPE == tl.float64 else -2147483648
-    NUMBER: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.int32
-    line = tl.arange(0, 8)[:, None, None]
-    best = tl.full((NB, KC), LOWEST, NUMBER)
-    slots = tl.full((NB, KC), -1, tl.int32)
-    for start in range(0, used, (8 - CARRIED) * 32):
-        candidates = tl.full((8, NB, 32), LOWEST, NUMBER)
-        numbers = start + (line - CARRIED) * 32 + tl.arange(0, 32)[None, None, :] + tl.zeros((8, NB, 32), tl.int32)
-        for part in tl.static_range(CARRIED):
-            candidates = tl.where(line == part, carried_line(best, part, CARRIED)[None], candidates)
-            numbers = tl.where(line == part, carried_line(slots, part, CARRIED)[None], numbers)
-        end = tl.minimum(used, start + (8 - CARRIED) * 32)
-        for first in range(start, end, 32):
-            score = score_keys(load_keys(keys, first, used, d, P), query, v, SCORER, MATH)
-            number = tl.where(first + tl.arange(0, 32) < end, sortable(score), LOWEST)
-            candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
-        for i in range(tl.minimum(K, end)):
-            highest = tl.max(tl.max(candidates, 0), 1)
-            equal = tl.where(candidates == highest[None, :, None], numbers, 2147483647)
-            chosen = tl.min(tl.min(equal, 0), 1)
-            candidates = tl.where(numbers == chosen[None, :, None], LOWEST, candidates)
-            best = tl.where(place == i, highest[:, None], best)
-            slots = tl.where(place == i, chosen[:, None], slots)
-    return from_sortable(best), slots
-
-
-@triton.jit
-def insert(best, slots, score, slot, place, K: tl.constexpr):
-    """The K best, highest first, with a newer candidate put in where it belongs: after those that it equals."""
-    ahead = tl.sum(((slots >= 0) & (best >= score)).to(tl.int32), 1)[:, None]
-    before = tl.maximum(place - 1, 0)
-    new_best = tl.where(place == ahead, score, tl.gather(best, before, 1))
-    new_slots = tl.where(place == ahead, slot, tl.gather(slots, before, 1))
-    best = tl.where(place < ahead, best, new_best)
-    slots = tl.where(place < ahead, slots, new_slots)
-    return best, tl.where(place < K, slots, -1)
-
-
-# The loop
+from sab.ops.triton.small_select import (
+    fragments,
+    insert,
+    load_fragments,
+    load_keys,
+    select,
+    select_by_products,
+    select_exactly,
+)
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "bias_size"])
@@ -203,6 +37,8 @@ def forward_kernel(
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
     GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
+    BFLOAT: tl.constexpr = keys.dtype.element_ty == tl.bfloat16
+    BY_PRODUCTS: tl.constexpr = (SCORER == "dot") and PACKED and BFLOAT and (d == 128) and (KC == 32)
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -314,7 +150,9 @@ def forward_kernel(
         if (K > 0) and (not AFFINE):
             used = first_slots + (seen + t) // k_att - seen // k_att
             own_keys = keys + row * slots * d
-            if PACKED:
+            if BY_PRODUCTS:
+                ahead = load_fragments(own_keys, 0, used, NB, MATH)
+            elif PACKED:
                 ahead = load_keys(own_keys, 0, used, d, P)
 
         # Cell.
@@ -374,7 +212,10 @@ def forward_kernel(
                     q *= d**-0.5
                 put(query_t + unit, q, there, MATH)
                 q_column = q.reshape(P)
-                if PACKED:
+                if BY_PRODUCTS:
+                    factor = fragments(q_column, NB, MATH)
+                    scores, chosen = select_by_products(own_keys, ahead, used, factor, place, K, MATH)
+                elif PACKED:
                     scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE)
                 else:
                     scores, chosen = select_exactly(
