@@ -23,7 +23,7 @@ NEEDED = {"row", "seed", "config", "status", "message", "iterations", "solved_at
 
 
 def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) -> Record:
-    """The record of a run at its end; `beside` is what the runner noted, `commit` is given where the checkout would not tell the right one."""
+    """The record of a run at its end; `beside` is what the runner noted, `commit`, if given, the commit to name."""
     result = run.result()
     assert result is not None
     told = vars(result)
