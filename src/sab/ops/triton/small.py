@@ -100,8 +100,8 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
             "HAS_DCELLS": work["dcells"] is not None,
             "HAS_DSUMMARY": work["dsummary"] is not None,
             "HAS_DWEIGHTS": work["dweights"] is not None,
-            # Scaling half precision takes some registers itself, and so does v's gradient.
-            "HELD": 4 if constants["TYPE"] == tl.bfloat16 and plan.config.scorer != "mlp" else 3,
+            # Scaling half precision takes some registers itself.
+            "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
         },
     )
 
