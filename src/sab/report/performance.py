@@ -298,18 +298,8 @@ def _context(records: Sequence[Record]) -> str | None:
 
 
 def swept_records(records: Sequence[Record], case: str) -> list[Record]:
-    """The records of a sweep; a sweep of T has those of other cases too that differ from it in T alone."""
-    good = [record for record in records if "error" not in record]
-    own = [record for record in good if record["case"] == case]
-    if case == "T":
-        alike = {"hidden_size": 128, "batch_size": 64, "k_top": 10, "k_att": 2, "k_trunc": 10, "precision": "float32"}
-        alike["kind"] = "required"
-        own += [
-            record
-            for record in good
-            if record["scorer"] != "mlp" and "cuda" in record["device"] and alike.items() <= record.items()
-        ]
-    return own
+    """The records of a sweep."""
+    return [record for record in records if record["case"] == case and "error" not in record]
 
 
 def _sweep(records: Sequence[Record], case: str, images: str) -> str | None:
