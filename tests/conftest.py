@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,3 +29,28 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all data sets, a few kilobytes each."""
+    from tests import tiny  # not above, since sab may import triton
+
+    folder = tmp_path_factory.mktemp("data")
+    tiny.write(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_data(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """These data sets are the ones that the tasks read."""
+    from sab.data import DATASETS, store
+    from sab.tasks import stored
+    from tests import tiny
+
+    for name, dataset in tiny.datasets().items():
+        monkeypatch.setitem(DATASETS, name, dataset)
+    monkeypatch.setenv(store.VARIABLE, str(tiny_folder))
+    stored.forget_examples()
+    yield tiny_folder
+    stored.forget_examples()

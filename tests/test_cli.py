@@ -34,6 +34,9 @@ COPYING = ["train", "copying", "--length", "2", *TINY]
 Capture = pytest.CaptureFixture[str]
 
 
+pytestmark = pytest.mark.usefixtures("tiny_data")
+
+
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -86,7 +89,7 @@ def test_help_and_version(capsys: Capture) -> None:
     assert run() == 2
     assert capsys.readouterr().out == told
     assert run("train", "--help") == 0
-    assert "TASK is one of copying, adding" in capsys.readouterr().out
+    assert "TASK is one of copying, adding, ptb, text8, mnist;" in capsys.readouterr().out
     for command in cli.COMMANDS.keys() - {"train"}:
         assert run(command, "--help") == 0
         assert f"usage: sab {command}" in capsys.readouterr().out
@@ -115,9 +118,10 @@ def test_tasks(capsys: Capture) -> None:
 @pytest.mark.parametrize("task", list(TASKS))
 @pytest.mark.parametrize("method", ["sab", "tbptt", "bptt"])
 def test_train_every_task_by_every_method(task: str, method: str, capsys: Capture) -> None:
-    assert run("train", task, "--length", "3", *TINY, "--method", method) == 0
+    has_length = "length" in TASKS[task]().options()
+    assert run("train", task, *(["--length", "3"] if has_length else []), *TINY, "--method", method) == 0
     (out,) = Path("runs").iterdir()
-    assert out.name.startswith(f"{task}-3")
+    assert out.name.startswith(f"{task}-3" if has_length else task)
     assert f"{method}-lstm6-seed0" in out.name
     told = capsys.readouterr().out
     assert "Finished all 6 iterations." in told
@@ -153,6 +157,127 @@ def test_eval(trained: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[1] != f"cross_entropy_last10 {told['cross_entropy_last10']}"
     assert run("eval", trained, "--length", "9") == 0
     assert "accuracy_last10" in capsys.readouterr().out
+
+
+def test_eval_of_what_reads_no_files(trained: Path, capsys: Capture) -> None:
+    told = mistake(capsys, "eval", trained, "--data-dir", ".")
+    assert told == "--data-dir must not be given for task copying, which reads no files."
+
+
+@pytest.fixture
+def characters(capsys: Capture) -> Path:
+    """A run on ptb, evaluated on all of it."""
+    assert run("train", "ptb", "--length", "20", *TINY, "--eval-batches", "None", "--out", "characters") == 0
+    capsys.readouterr()
+    return Path("characters")
+
+
+def numbers(capsys: Capture) -> dict[str, float]:
+    """What a command printed, by name."""
+    return {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
+
+
+def test_eval_of_a_text_is_in_two_ways(characters: Path, capsys: Capture, tiny_data: Path) -> None:
+    stored = json.loads((characters / "result.json").read_text())["metrics"]
+    assert list(stored) == ["bits_per_character", "bits_per_character_carried"]
+    assert run("eval", characters, "--split", "test", "--data-dir", tiny_data) == 0
+    assert numbers(capsys) == pytest.approx(stored, rel=1e-5)
+    assert run("eval", characters, "--streams", "1") == 0
+    assert numbers(capsys)["bits_per_character_carried"] != stored["bits_per_character_carried"]
+    assert run("eval", characters, "--batches", "2") == 0
+    assert list(numbers(capsys)) == ["bits_per_character"]
+    assert mistake(capsys, "eval", characters, "--streams", "0").startswith("--streams must be a whole number")
+    assert mistake(capsys, "eval", characters, "--streams", "10000").startswith("--streams must be at most ")
+
+
+def test_a_prefix_is_labelled_wherever_a_figure_comes_from_it(capsys: Capture, tiny_data: Path) -> None:
+    options = ["train", "text8", "--length", "20", "--part", "prefix", *TINY]
+    assert run(*options) == 0
+    told = capsys.readouterr().out
+    assert "text8 prefix sab: iterations 0 to 6" in told
+    assert re.search(r"On unseen data: bits per character [0-9.]+ \(text8 prefix\)\.", told)
+    (out,) = Path("runs").iterdir()
+    assert out.name == "text8-20-prefix-sab-lstm6-seed0"
+    assert run("eval", out) == 0
+    assert all(line.endswith("  # text8 prefix") for line in capsys.readouterr().out.splitlines())
+    (Path("alone") / "text8").mkdir(parents=True)
+    name = "text8.prefix74090640"
+    (Path("alone") / "text8" / name).write_bytes((tiny_data / "text8" / name).read_bytes())
+    told = mistake(capsys, "train", "text8", "--data-dir", "alone", *TINY)
+    assert told == "--part must be prefix where 'alone' holds the text8 prefix alone; got 'full'."
+
+
+def test_sample(characters: Path, capsys: Capture) -> None:
+    assert run("sample", characters, "--prompt", "the cat", "--length", "30", "--temperature", "0.8") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("the cat")
+    assert len(text) == len("the cat") + 30 + 1
+    assert run("sample", characters, "--prompt", "the cat", "--length", "30", "--temperature", "0.8") == 0
+    assert capsys.readouterr().out == text
+    assert run("sample", characters, "--prompt", "the cat", "--length", "30", "--seed", "1") == 0
+    assert capsys.readouterr().out != text
+    assert run("sample", characters, "--length", "5") == 0
+    assert len(capsys.readouterr().out) == 6
+
+
+def test_sample_mistakes(characters: Path, trained: Path, capsys: Capture) -> None:
+    told = mistake(capsys, "sample", characters, "--prompt", "the Cat")
+    assert told.startswith("--prompt must hold only characters that ptb has, ")
+    assert told.endswith("; got 'C' as character 5.")
+    assert mistake(capsys, "sample", characters, "--length", "0").startswith("--length must be a whole number")
+    assert mistake(capsys, "sample", characters, "--temperature", "-1").startswith("--temperature must be a finite")
+    assert mistake(capsys, "sample", trained) == (
+        "RUN must be one on characters, as of ptb or text8; it is one of copying."
+    )
+
+
+def test_score(characters: Path, tiny_data: Path, capsys: Capture) -> None:
+    assert run("score", characters, tiny_data / "ptb" / "ptb.test.txt.xz") == 0
+    scored = numbers(capsys)
+    assert run("eval", characters, "--streams", "1") == 0
+    assert {name: scored[name] for name in list(scored)[:2]} == pytest.approx(numbers(capsys), rel=1e-5)
+    assert scored["skipped"] == 0
+    Path("mine.txt").write_text("the Größe of mat\n", encoding="utf-8")
+    told = mistake(capsys, "score", characters, "mine.txt")
+    assert told.startswith("FILE must hold only characters that ptb has, ")
+    assert told.endswith("; got 'G' as character 5.")
+    assert run("score", characters, "mine.txt", "--skip-unknown") == 0
+    scored = numbers(capsys)
+    assert (scored["characters"], scored["skipped"]) == (13, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "FILE 'mine.txt' must be a text file; there is no such file."),
+        (b"\xff\xfe", "FILE 'mine.txt' must be in UTF-8; byte 1 is not."),
+        (b"a", "FILE must hold at least 2 characters of ptb; got 1."),
+    ],
+)
+def test_score_mistakes(characters: Path, capsys: Capture, content: bytes | None, sentence: str) -> None:
+    if content is not None:
+        Path("mine.txt").write_bytes(content)
+    assert mistake(capsys, "score", characters, "mine.txt") == sentence
+
+
+def test_data_get_and_list(tiny_data: Path, capsys: Capture) -> None:
+    assert run("data", "get", "--help") == 0
+    assert "--from" in capsys.readouterr().out
+    assert run("data", "list", "--data-dir", "here") == 0
+    assert [line.split("  ")[-2].strip() for line in capsys.readouterr().out.splitlines()[1:]] == ["not here"] * 4
+    for name in ("ptb", "text8", "mnist"):
+        assert run("data", "get", name, "--from", tiny_data, "--data-dir", "here") == 0
+        told = capsys.readouterr().out.splitlines()
+        assert told[0].startswith(f"{name}: ")
+        assert all(Path(line).is_file() for line in told[1:])
+    assert run("data", "list", "--data-dir", "here") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "In here:"
+    assert told[1].startswith("ptb           here, as its checksums say  (Penn Treebank")
+    assert "not here" in told[3], "the prefix, as all of it is there"
+    assert run("train", "mnist", *TINY, "--permuted", "--data-dir", "here", "--out", "run") == 0
+    assert "permuted mnist sab" in capsys.readouterr().out
+    assert "data_dir" not in Path("run/config.json").read_text(), "where data lie is no part of what is computed"
 
 
 def test_plot(trained: Path, capsys: Capture) -> None:
@@ -243,10 +368,22 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
-        (["knit"], "command must be one of train, eval, plot, info, tasks, demo, bench, reproduce; got 'knit'."),
-        (["train"], "TASK must be one of copying, adding; got none."),
-        (["train", "knitting"], "TASK must be one of copying, adding; got 'knitting'."),
-        (["train", "--length", "3"], "TASK must be one of copying, adding; got '--length'."),
+        (["knit"], f"command must be one of {', '.join(cli.COMMANDS)}; got 'knit'."),
+        (["train"], "TASK must be one of copying, adding, ptb, text8, mnist; got none."),
+        (["train", "knitting"], "TASK must be one of copying, adding, ptb, text8, mnist; got 'knitting'."),
+        (["train", "--length", "3"], "TASK must be one of copying, adding, ptb, text8, mnist; got '--length'."),
+        (["train", "copying", "--eval-batches", "None"], "--eval-batches must be a whole number for task copying"),
+        (["train", "ptb", "--data-dir", "no"], "--data-dir must hold ptb; 'ptb.train.txt' is not in 'no/ptb'"),
+        (["train", "ptb", "--length", "100000"], "--length must be at most"),
+        (["train", "ptb", "--batch-size", "100000"], "--batch-size must be at most"),
+        (["train", "mnist", "--batch-size", "100000"], "--batch-size must be at most 40, the number of train"),
+        (["sample", "nowhere"], "RUN 'nowhere' must be the folder of a run; there is no such folder."),
+        (["score", "nowhere", "file"], "RUN 'nowhere' must be the folder of a run; there is no such folder."),
+        (["data"], "data must be followed by get or list; got nothing."),
+        (["data", "knit"], "data must be followed by get or list; got knit."),
+        (["data", "get", "knitting"], "NAME must be one of ptb, text8, mnist; got 'knitting'."),
+        (["data", "get", "ptb", "--from", "no", "--data-dir", "no"], "--from 'no' must be a folder or an archive;"),
+        (["data", "get", "ptb", "--from", "file", "--data-dir", "no"], "--from 'file' must hold ptb.train.txt, "),
         (["train", "copying", "--length", "0"], "--length must be a whole number of at least 1; got 0."),
         (["train", "adding", "--length", "1"], "--length must be a whole number of at least 2; got 1."),
         (["train", "copying", "--k-trunc", "0"], "--k-trunc must be a whole number of at least 1, or None; got 0."),

@@ -22,7 +22,7 @@ from sab import __version__
 from sab.errors import Mistake, ValueMistake, check_choice, check_float, check_int
 
 EXTRAS = {"tyro": "train", "rich": "train", "safetensors": "train", "tensorboard": "train", "matplotlib": "report"}
-POSITIONAL = ("run", "task")
+POSITIONAL = ("run", "task", "name", "file")
 DONE, DIVERGED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
 FAILED = DIVERGED
 
@@ -42,14 +42,16 @@ try:
     import tyro
     from rich.console import Console
 
+    from sab import data
+    from sab.files import writing
     from sab.models import ModelConfig
-    from sab.tasks import TASKS, Split, Task
+    from sab.tasks import TASKS, Split, StoredTask, Task
     from sab.training import Run, RunConfig, TrainConfig, evaluate
     from sab.training import train as train_model
     from sab.training import train_seeds as train_models
     from sab.training.checkpoint import load_model
     from sab.training.config import Device, resolve_device
-    from sab.training.files import writing
+    from sab.training.evaluation import evaluate_fully
     from sab.training.loop import check_seeds, seed_folder
     from sab.training.progress import progress_for, progress_for_each, show_headline, show_seconds
     from sab.training.run import Result
@@ -112,7 +114,7 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def _train_one(name: str, options: TrainOptions) -> int:
-    label = f"{options.task.name} {options.model.method}"
+    label = f"{options.task.title} {options.model.method}"
     result = train_model(
         options.task,
         options.model,
@@ -125,13 +127,13 @@ def _train_one(name: str, options: TrainOptions) -> int:
     if result.status == "interrupted":
         print(f"Resume with: sab train {name} --out {shlex.quote(str(options.folder))} --resume")
         return INTERRUPTED
-    print(f"On unseen data: {show_headline(options.task.headline, result.metrics)}.")
+    print(f"On unseen data: {show_headline(options.task.headline, result.metrics)}{_in_brackets(options.task)}.")
     print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
     return DIVERGED if result.status == "diverged" else DONE
 
 
 def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
-    labels = [f"{options.task.name} {options.model.method} seed {seed}" for seed in seeds]
+    labels = [f"{options.task.title} {options.model.method} seed {seed}" for seed in seeds]
     results = train_models(
         options.task,
         options.model,
@@ -156,7 +158,11 @@ def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
 def _outcome(task: Task, result: Result) -> str:
     if result.status == "interrupted":
         return result.message
-    return f"{result.message} On unseen data: {show_headline(task.headline, result.metrics)}."
+    return f"{result.message} On unseen data: {show_headline(task.headline, result.metrics)}{_in_brackets(task)}."
+
+
+def _in_brackets(task: Task) -> str:
+    return f" ({task.title})" if task.title != task.name else ""
 
 
 def _parse_seeds(given: str) -> list[int]:
@@ -234,6 +240,8 @@ def evaluate_run(
     split: Split = "test",
     batches: int | None = None,
     length: int | None = None,
+    streams: int | None = None,
+    data_dir: Path | None = None,
     device: Device = "auto",
 ) -> int:
     """Evaluate the newest checkpoint of a run.
@@ -243,6 +251,9 @@ def evaluate_run(
         split: Which data to evaluate on.
         batches: How many batches to take; None means as many as in training.
         length: Length of the task's sequences; None means the one trained on.
+        streams: At how many places side by side a text is read with the state carried through; None means as many as
+            a batch has sequences, and 1 reads it from its first character to its last.
+        data_dir: Folder of the data sets; None means SAB_DATA or the user's cache.
         device: Where to evaluate; auto takes CUDA where there is one.
     """
     opened = Run.open(run)
@@ -253,9 +264,135 @@ def evaluate_run(
                 f"length must not be given for task {task.name}, which has none; got {length}.", "length"
             )
         task = replace(task, length=length)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    if data_dir is not None:
+        if not isinstance(task, StoredTask):
+            raise ValueMistake(f"data_dir must not be given for task {task.name}, which reads no files.", "data_dir")
+        task = replace(task, data_dir=data_dir)
     model = load_model(opened, resolve_device(device))
-    for metric, value in evaluate(model, task, opened.config.training, split, batches).items():
-        print(f"{metric} {value:.6g}")
+    if batches is None:
+        found = evaluate_fully(model, task, opened.config.training, split, streams)
+    else:
+        found = evaluate(model, task, opened.config.training, split, batches)
+    for metric, value in found.items():
+        print(f"{metric} {value:.6g}{_label(task)}")
+    return DONE
+
+
+def _label(task: Task) -> str:
+    """What goes with every figure of a task where its name is not enough."""
+    return f"  # {task.title}" if task.title != task.name else ""
+
+
+def sample(
+    run: RunFolder,
+    prompt: str | None = None,
+    length: int = 400,
+    temperature: float = 0.8,
+    seed: int = 0,
+    device: Device = "auto",
+) -> int:
+    """Let a character model go on with a text.
+
+    A character costs one step from the state before it. With the scorers affine and affine_tanh that state stays as
+    small as it is; with the others it grows, as every k_att-th hidden state is kept.
+
+    Args:
+        run: Folder of a run on ptb or text8.
+        prompt: What the text begins with; None begins a line, or a word.
+        length: How many characters to make up.
+        temperature: Below 1 the likely characters become likelier still; 0 takes the likeliest each time.
+        seed: What the choice among them depends on.
+        device: Where to compute; auto takes CUDA where there is one.
+    """
+    from sab.training import text
+
+    opened = Run.open(run)
+    task = text.character_task(opened.config.task)
+    model = load_model(opened, resolve_device(device))
+    made = text.sample(model, task, opened.config.training, prompt, length, temperature, seed)
+    print(prompt or "", end="", flush=True)
+    for character in made:
+        print(character, end="", flush=True)
+    print()
+    return DONE
+
+
+def score(
+    run: RunFolder,
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
+    skip_unknown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: Device = "auto",
+) -> int:
+    """Tell how well a character model knows a text of yours, in bits per character.
+
+    Once with a fresh state for each sequence, as in training, and once with the state carried through the whole text.
+
+    Args:
+        run: Folder of a run on ptb or text8.
+        file: The text, in UTF-8; .gz and .xz are unpacked.
+        skip_unknown: Leave out the characters that the model does not know, instead of stopping at the first.
+        device: Where to compute; auto takes CUDA where there is one.
+    """
+    from sab.training import text
+
+    opened = Run.open(run)
+    task = opened.config.task
+    given = text.read_text(file, task)
+    model = load_model(opened, resolve_device(device))
+    for what, value in text.score(model, task, opened.config.training, given, skip_unknown).items():
+        print(f"{what} {value:.6g}{_label(task)}" if isinstance(value, float) else f"{what} {value}")
+    return DONE
+
+
+def data_command(arguments: Sequence[str]) -> int:
+    """Get the public data sets, or list them."""
+    commands = {"get": data_get, "list": data_list}
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: sab data {'|'.join(commands)} [OPTIONS]\n")
+        for name, command in commands.items():
+            print(f"  {name:10}{(command.__doc__ or '').splitlines()[0]}")
+        print("\n`sab data get --help` shows the options.")
+        return DONE
+    name, *rest = arguments or [""]
+    if name not in commands:
+        raise ValueMistake(f"data must be followed by {' or '.join(commands)}; got {name or 'nothing'}.")
+    return _call(commands[name], rest, f"sab data {name}")
+
+
+def data_get(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
+    source: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
+    data_dir: Path | None = None,
+) -> int:
+    """Get a data set: ptb, text8 or mnist.
+
+    Args:
+        name: Which data set.
+        source: Folder or archive (.zip, .tar.gz) that has its files, plain or as .gz or .xz, or the one file that it
+            is; None gets them from their public source.
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
+    """
+    from sab.data.progress import Bar
+
+    with Bar(Console(stderr=True)) as bar:
+        dataset, paths = data.get(name, data_dir, source, bar.heard)
+    print(f"{dataset.name}: {dataset.summary}. Its checksums are right.")
+    for path in paths:
+        print(path)
+    return DONE
+
+
+def data_list(data_dir: Path | None = None) -> int:
+    """List the data sets, and whether they are here.
+
+    Args:
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
+    """
+    folder = data.folder_of(data_dir)
+    print(f"In {folder}:")
+    width = max(map(len, data.DATASETS))
+    for name, dataset in data.DATASETS.items():
+        print(f"{name:{width}}  {data.state_of(dataset, folder)[1]}  ({dataset.summary})")
     return DONE
 
 
@@ -548,6 +685,9 @@ def _report(results: Path) -> int:
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate_run,
+    "sample": sample,
+    "score": score,
+    "data": data_command,
     "plot": plot,
     "info": info,
     "tasks": tasks,
@@ -592,15 +732,22 @@ def _dispatch(arguments: Sequence[str]) -> int:
     check_choice("command", name, COMMANDS)
     if name == "train":
         return train(rest)
+    if name == "data":
+        return data_command(rest)
     command, called = COMMANDS[name], f"sab {name}"
     if name == "plot" and rest[:1] == ["bench"]:  # the run in a folder of this name is ./bench
         command, called, rest = plot_bench, "sab plot bench", rest[1:]
+    return _call(command, rest, called)
+
+
+def _call(command: Callable[..., int], arguments: Sequence[str], called: str) -> int:
+    """What a command does with its arguments, which its signature tells how to parse."""
 
     @functools.wraps(command)  # parsed first and called later, since what is written to stderr meanwhile is tyro's
     def parsed(*positional: Any, **options: Any) -> Any:
         return functools.partial(command, *positional, **options)
 
-    return _parse(parsed, rest, prog=called)()
+    return _parse(parsed, arguments, prog=called)()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

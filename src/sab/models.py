@@ -14,7 +14,7 @@ from sab.errors import TypeMistake, ValueMistake, check_choice, check_float, che
 from sab.incorporations import INCORPORATIONS
 from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
 from sab.scorers import SCORERS
-from sab.state import Attention
+from sab.state import Attention, SABState
 from sab.weightings import WEIGHTINGS
 
 ENCODINGS = ("onehot", "scalar", "vector")
@@ -150,6 +150,10 @@ class SequenceModel(nn.Module):
         if self.readout_attention is not None:
             outputs = outputs + self.readout_attention(self._read(attention))
         return (outputs, state, attention) if return_attention else (outputs, state)
+
+    def compact(self, state: SABState) -> SABState:
+        """The smallest state that continues exactly as `state` does, as the layers have it."""
+        return self.layers.compact(state)
 
     def _encode(self, inputs: Tensor) -> Tensor:
         if self.encoding == "onehot":

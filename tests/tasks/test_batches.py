@@ -17,6 +17,7 @@ from sab.tasks import TASKS, Adding, Split, Task
 from sab.training.config import TrainConfig
 from sab.training.run import RunConfig
 
+pytestmark = pytest.mark.usefixtures("tiny_data")
 every_task = pytest.mark.parametrize("task", [task() for task in TASKS.values()], ids=list(TASKS))
 
 

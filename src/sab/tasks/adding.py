@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sab.errors import check_choice, check_int
-from sab.tasks.base import Headline, Split, Task
+from sab.tasks.base import DrawnTask, Headline, Split
 from sab.tasks.lengths import Lengths, draw_length
 
 SHORTEST = 2
@@ -19,7 +19,7 @@ SHORTEST = 2
 
 
 @dataclass(frozen=True)
-class Adding(Task):
+class Adding(DrawnTask):
     """Pairs (value in [0, 1), mask) with one masked entry in each half; the last step says the sum of the two."""
 
     name: ClassVar[str] = "adding"

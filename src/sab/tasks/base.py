@@ -46,7 +46,9 @@ class Headline:
 class Task(ABC):
     """A supervised sequence problem; subclasses are frozen dataclasses whose fields are the task's options.
 
-    The command line is made from those fields: their docstrings are its help, `__post_init__` its validation.
+    The command line is made from those fields: their docstrings are its help, `__post_init__` its validation. A field
+    that is no part of a comparison (`compare=False`) changes nothing that is computed, and no run keeps it.
+    `DrawnTask` and `StoredTask` are the two kinds that there are.
     """
 
     name: ClassVar[str]
@@ -73,26 +75,42 @@ class Task(ABC):
         return range(1, self.steps + 1)
 
     @property
+    def title(self) -> str:
+        """What figures of it are labelled with."""
+        return self.name
+
+    @property
     def label(self) -> str:
         """Name and options in a form that suits a folder."""
-        told = [field for field in fields(self) if not self._is_plain(field)]  # pyright: ignore[reportArgumentType]
-        return "-".join([self.name, *(str(getattr(self, field.name)) for field in told)])
+        told = [field for field in self._fields() if not self._is_plain(field)]
+        return "-".join([self.name, *map(self._told, told)])
 
     def _is_plain(self, field: Field[Any]) -> bool:
-        """Whether an option is a word that nobody changed, which a label can do without."""
+        """Whether an option is a word or a switch that nobody changed, which a label can do without."""
         value = getattr(self, field.name)
-        return isinstance(value, str) and value == field.default
+        return isinstance(value, str | bool) and value == field.default
+
+    def _told(self, field: Field[Any]) -> str:
+        value = getattr(self, field.name)
+        return field.name if value is True else str(value)
+
+    def _fields(self) -> list[Field[Any]]:
+        return [field for field in fields(self) if field.compare]  # pyright: ignore[reportArgumentType]
 
     def options(self) -> dict[str, Any]:
         """The options by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
+        return {field.name: getattr(self, field.name) for field in self._fields()}
+
+    def check_data(self, batch_size: int) -> None:  # noqa: B027
+        """Raises a mistake where there are no data for batches of this size, before anything is trained."""
 
     @abstractmethod
-    def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Inputs [steps, batch_size] or [steps, batch_size, input_size] and their targets, on the CPU.
+    def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What the host has to send to the device for a batch: all of it, or the numbers of its examples there."""
 
-        Batches of the training split may have fewer steps; the others are what the task is judged by.
-        """
+    @abstractmethod
+    def receive(self, sent: tuple[Tensor, ...], split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The batch, from what was sent to the device where that now is; it may not wait for the device."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -119,15 +137,35 @@ class Task(ABC):
         check_int("index", index, 0)
         check_int("batch_size", batch_size, 1)
         check_choice("split", split, SPLITS)
-        # Hashed, and not added up: neighbouring seeds must not share batches. Of the 64 bits torch's CPU generator
-        # uses the lower 32, so every one of them has to depend on all three numbers.
-        mixed = np.random.SeedSequence((seed, SPLITS.index(split), index)).generate_state(1, np.uint64)
-        inputs, targets = self.draw(torch.Generator().manual_seed(int(mixed[0])), batch_size, split)
-        for what, tensor in (("inputs", inputs), ("targets", targets)):
+        sent = self.send(seed, index, batch_size, split, dtype)
+        return self.receive(tuple(tensor.to(device) for tensor in sent), split, dtype)
+
+
+class DrawnTask(Task):
+    """A task without an end of data: every batch is made up when it is needed."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Inputs [steps, batch_size] or [steps, batch_size, input_size] and their targets, on the CPU.
+
+        Batches of the training split may have fewer steps; the others are what the task is judged by.
+        """
+
+    def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        drawn = self.draw(generator_for(seed, split, index), batch_size, split)
+        for what, tensor in zip(("inputs", "targets"), drawn, strict=True):
             if tensor.is_floating_point() and not all(map(torch.isfinite, tensor.aminmax())):  # NaN is both of them
                 raise ValueMistake(f"{what} of task {self.name} must be finite; {split} batch {index} is not.")
-        return _place(inputs, device, dtype), _place(targets, device, dtype)
+        return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in drawn)
+
+    def receive(self, sent: tuple[Tensor, ...], split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        inputs, targets = sent
+        return inputs, targets
 
 
-def _place(tensor: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    return tensor.to(device, dtype if tensor.is_floating_point() else None)
+def generator_for(seed: int, split: Split, number: int) -> torch.Generator:
+    """Random numbers for a batch or an epoch, which depend on these three alone."""
+    # Hashed, and not added up: neighbouring seeds must not share batches. Of the 64 bits torch's CPU generator uses
+    # the lower 32, so every one of them has to depend on all three numbers.
+    mixed = np.random.SeedSequence((seed, SPLITS.index(split), number)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(mixed[0]))

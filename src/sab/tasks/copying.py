@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sab.errors import check_choice, check_int
-from sab.tasks.base import Headline, Split, Task
+from sab.tasks.base import DrawnTask, Headline, Split
 from sab.tasks.lengths import Lengths, draw_length
 
 DIGITS = 10
@@ -21,7 +21,7 @@ Encoding = Literal["onehot", "scalar"]
 
 
 @dataclass(frozen=True)
-class Copying(Task):
+class Copying(DrawnTask):
     """Ten digits from 1..8, length - 1 blanks, a marker, ten blanks; the last ten steps repeat the digits."""
 
     name: ClassVar[str] = "copying"

@@ -11,21 +11,20 @@ from sab.training.run import RunConfig
 
 AHEAD = 4
 """How many batches are drawn before they are asked for."""
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
+"""What a task sends to the device for a batch."""
 
 
 class Batches:
-    """The training batches of a run on the CPU, in order, drawn by a thread that is a few of them ahead.
+    """What a task sends for the training batches of a run, in order, made by a thread that is a few of them ahead.
 
-    They are the same as `Task.batch` gives anywhere else, since each depends on its number alone.
+    `Task.receive` makes of them what `Task.batch` gives anywhere else, since each depends on its number alone.
     """
 
     def __init__(self, config: RunConfig, first: int):
         training = config.training
         self._last = training.iterations
-        self._draw = lambda index: config.task.batch(
-            training.seed, index, training.batch_size, "train", "cpu", training.dtype
-        )
+        self._draw = lambda index: config.task.send(training.seed, index, training.batch_size, "train", training.dtype)
         self._next = first
         self._drawn: deque[Future[Batch]] = deque()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sab-batches")

@@ -40,8 +40,9 @@ class TrainConfig:
     """How many CPU threads torch may use; None leaves that to torch."""
     eval_every: int = 500
     """How many iterations lie between two evaluations."""
-    eval_batches: int = 10
-    """How many unseen batches an evaluation takes its means over."""
+    eval_batches: int | None = 10
+    """How many unseen batches an evaluation takes its means over; None takes all the data there are, where they have
+    an end."""
     checkpoint_every: int = 500
     """How many iterations lie between two checkpoints."""
     stop_at: float | None = None
@@ -55,7 +56,7 @@ class TrainConfig:
             "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
             "threads": check_int("threads", self.threads, 1, optional=True, maximum=2**31 - 1),
             "eval_every": check_int("eval_every", self.eval_every, 1),
-            "eval_batches": check_int("eval_batches", self.eval_batches, 1),
+            "eval_batches": check_int("eval_batches", self.eval_batches, 1, optional=True),
             "checkpoint_every": check_int("checkpoint_every", self.checkpoint_every, 1),
         }
         if self.lr_decay is not None:

@@ -2,38 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
-from sab.errors import check_int
+from sab.errors import ValueMistake, check_int
 from sab.models import SequenceModel
-from sab.tasks import Split, Task
+from sab.state import SABState
+from sab.tasks import CharacterTask, Split, StoredTask, Task
 from sab.training.config import TrainConfig
 
 
 def evaluate(
     model: nn.Module, task: Task, config: TrainConfig, split: Split = "test", batches: int | None = None
 ) -> dict[str, float]:
-    """Means of the task's metrics over the first `batches` batches of a split, by default as many as `config` says."""
+    """Means of the task's metrics over the first `batches` batches of a split, by default as many as `config` says.
+
+    Where that is None, they are over all of the split, each of its targets counted once.
+    """
     count = config.eval_batches if batches is None else check_int("batches", batches, 1)
     device = next(model.parameters()).device
-    found: list[dict[str, Tensor]] = []
+    return mean_metrics(model, task, config, _batches(task, config, split, count, device))
+
+
+def mean_metrics(
+    model: nn.Module, task: Task, config: TrainConfig, batches: Iterable[tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """Means of the task's metrics over some batches, in which every target counts the same."""
+    found: list[tuple[int, dict[str, Tensor]]] = []
+    with _evaluating(model):
+        for inputs, targets in batches:
+            found.append((targets.numel(), task.metrics(predict(model, inputs, config), targets)))
+    # Only now, as looking at a number waits for the device.
+    sizes = {size for size, _ in found}
+    weights = [1 if len(sizes) == 1 else size for size, _ in found]
+    return {
+        name: sum(weight * metrics[name].item() for weight, (_, metrics) in zip(weights, found, strict=True))
+        / sum(weights)
+        for name in found[0][1]
+    }
+
+
+def evaluate_fully(
+    model: SequenceModel, task: Task, config: TrainConfig, split: Split = "test", streams: int | None = None
+) -> dict[str, float]:
+    """What `evaluate` finds and, where sequences continue each other, the same with the state carried through."""
+    found = evaluate(model, task, config, split)
+    if isinstance(task, CharacterTask):
+        characters = task.characters(split)
+        count = min(config.batch_size, len(characters) - 1) if streams is None else streams
+        found["bits_per_character_carried"] = carried_bits(model, task, config, characters, count)
+    return found
+
+
+def carried_bits(
+    model: SequenceModel, task: CharacterTask, config: TrainConfig, characters: Tensor, streams: int
+) -> float:
+    """Bits per character of a text, [N], with state and macrostate carried through from one sequence to the next.
+
+    The text is read at `streams` places side by side, each of which begins afresh and goes on to where the next one
+    began; with 1 everything before a character is known when it is said. Each but the first is said once.
+    """
+    check_int("streams", streams, 1)
+    said = len(characters) - 1
+    if streams > said:
+        raise ValueMistake(
+            f"streams must be at most {said}, the number of characters to say; got {streams}.", "streams"
+        )
+    edge = said // streams * streams
+    seen, to_say = (text[:edge].view(streams, -1).t() for text in (characters, characters[1:]))
+    with _evaluating(model):
+        found, state = _read_on(model, task, config, seen, to_say, None)
+        if edge < said:  # the last place goes on to the end
+            state = state.select([streams - 1])
+            rest = characters[edge:].unsqueeze(1)
+            found += _read_on(model, task, config, rest[:-1], rest[1:], state)[0]
+    return sum(size * bits.item() for size, bits in found) / said
+
+
+def _read_on(
+    model: SequenceModel,
+    task: CharacterTask,
+    config: TrainConfig,
+    inputs: Tensor,
+    targets: Tensor,
+    state: SABState | None,
+) -> tuple[list[tuple[int, Tensor]], SABState]:
+    """Bits per character of each piece of some texts side by side, with its size, and the state at their end."""
+    device = next(model.parameters()).device
+    found: list[tuple[int, Tensor]] = []
+    for start in range(0, len(inputs), task.steps):
+        seen, said = (text[start : start + task.steps].to(device).long() for text in (inputs, targets))
+        outputs, state = predict_on(model, seen, state, config)
+        state = model.compact(state)
+        found.append((said.numel(), task.metrics(outputs, said)["bits_per_character"]))
+    assert state is not None  # there is at least one character
+    return found, state
+
+
+def _batches(
+    task: Task, config: TrainConfig, split: Split, count: int | None, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first `count` batches of a split, or all of it."""
+    if count is None:
+        if not isinstance(task, StoredTask):
+            raise ValueMistake(
+                f"batches must be a whole number for task {task.name}, whose data have no end.", "batches"
+            )
+        yield from task.whole(split, config.batch_size, device, config.dtype)
+    else:
+        for index in range(count):
+            yield task.batch(config.seed, index, config.batch_size, split, device, config.dtype)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
-    with torch.no_grad():
-        for index in range(count):
-            inputs, targets = task.batch(config.seed, index, config.batch_size, split, device, config.dtype)
-            found.append(task.metrics(predict(model, inputs, config), targets))
-    model.train(was_training)
-    # Only now, as looking at a number waits for the device.
-    return {name: sum(metrics[name].item() for metrics in found) / count for name in found[0]}
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 def predict(model: nn.Module, inputs: Tensor, config: TrainConfig) -> Tensor:
     """The model's outputs, in full precision also where the model computes in less."""
+    return predict_on(model, inputs, None, config)[0]
+
+
+def predict_on(
+    model: nn.Module, inputs: Tensor, state: SABState | None, config: TrainConfig
+) -> tuple[Tensor, SABState]:
+    """The same for a sequence that goes on from a state, and the state that it ends in."""
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-        outputs, _ = model(inputs)
-    return outputs.to(config.dtype)
+        outputs, end = model(inputs) if state is None else model(inputs, state)
+    return outputs.to(config.dtype), end
 
 
 def mean_attention(model: SequenceModel, task: Task, config: TrainConfig, split: Split = "test") -> Tensor:
@@ -43,11 +149,8 @@ def mean_attention(model: SequenceModel, task: Task, config: TrainConfig, split:
     """
     k_att, device = model.config.k_att, next(model.parameters()).device
     inputs, _ = task.batch(config.seed, 0, config.batch_size, split, device, config.dtype)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with _evaluating(model):
         _, _, attention = model(inputs, return_attention=True)
-    model.train(was_training)
     columns = (task.attending_steps[-1] - 1) // k_att
     numbers, selected = attention.numbers.cpu(), attention.weights.cpu()
     none = columns  # a column of its own for slots that selected nothing

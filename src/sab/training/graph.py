@@ -17,7 +17,9 @@ WARM_UP = 2
 LARGEST_CACHE = 256
 """How many graphs are kept; shapes beyond are run step by step."""
 
-Update = Callable[[Tensor, Tensor], None]
+Update = Callable[..., None]
+_Kind = tuple[tuple[torch.Size, torch.dtype], ...]
+"""What a recording depends on."""
 Capture = Callable[[Callable[[], None]], Callable[[], Any]]
 """Records what a function does on the device, without doing it; calling what it returns does it."""
 
@@ -52,50 +54,40 @@ class Graphs:
         self._recorded: dict[_Kind, _Recorded] = {}
         self._fails = False
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> None:
-        """The update with a batch, which may lie on the host."""
-        kind = _Kind(inputs.shape, inputs.dtype, targets.shape, targets.dtype)
-        recorded = self._recorded.get(kind) or self._record(kind, inputs, targets)
+    def __call__(self, *sent: Tensor) -> None:
+        """The update with what was sent for a batch, which may lie on the host."""
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in sent)
+        recorded = self._recorded.get(kind) or self._record(kind, sent)
         if recorded is None:
-            self._update(inputs, targets)
+            self._update(*sent)
             return
-        recorded.inputs.copy_(inputs, non_blocking=True)
-        recorded.targets.copy_(targets, non_blocking=True)
+        for place, tensor in zip(recorded.places, sent, strict=True):
+            place.copy_(tensor, non_blocking=True)
         recorded.replay()
 
     def clear(self) -> None:
         """Gives back the recordings and their memory, which the device must not be using any more."""
         self._recorded.clear()
 
-    def _record(self, kind: _Kind, inputs: Tensor, targets: Tensor) -> _Recorded | None:
+    def _record(self, kind: _Kind, sent: tuple[Tensor, ...]) -> _Recorded | None:
         """A recording for a shape, where its time has come."""
         self._met[kind] += 1
         if self._fails or self._met[kind] <= WARM_UP or len(self._recorded) >= LARGEST_CACHE:
             return None
-        batch = torch.empty_like(inputs, device=self._device), torch.empty_like(targets, device=self._device)
+        places = tuple(torch.empty_like(tensor, device=self._device) for tensor in sent)
         try:
-            replay = self._capture(lambda: self._update(*batch))
+            replay = self._capture(lambda: self._update(*places))
         except Exception as error:
             self._fails = True
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             logger.warning(f"the training step cannot be made a CUDA graph and runs without: {reason}")
             return None
-        self._recorded[kind] = _Recorded(*batch, replay)
+        self._recorded[kind] = _Recorded(places, replay)
         return self._recorded[kind]
 
 
-class _Kind(NamedTuple):
-    """What a recording depends on."""
-
-    inputs: torch.Size
-    inputs_dtype: torch.dtype
-    targets: torch.Size
-    targets_dtype: torch.dtype
-
-
 class _Recorded(NamedTuple):
-    """A recording and where it looks for its batch."""
+    """A recording and where it looks for what is sent for its batch."""
 
-    inputs: Tensor
-    targets: Tensor
+    places: tuple[Tensor, ...]
     replay: Callable[[], Any]

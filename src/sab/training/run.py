@@ -18,7 +18,7 @@ import torch
 from sab import __version__
 from sab.errors import Mistake, TypeMistake, ValueMistake, check_choice
 from sab.models import ModelConfig, SequenceModel
-from sab.tasks import TASKS, Task
+from sab.tasks import TASKS, StoredTask, Task
 from sab.training.config import TrainConfig
 from sab.training.files import write_text, writing
 
@@ -37,6 +37,13 @@ class RunConfig:
     task: Task
     model: ModelConfig
     training: TrainConfig
+
+    def __post_init__(self) -> None:
+        if self.training.eval_batches is None and not isinstance(self.task, StoredTask):
+            raise ValueMistake(
+                f"eval_batches must be a whole number for task {self.task.name}, whose data have no end; got None.",
+                "eval_batches",
+            )
 
     @classmethod
     def default(cls, task: Task) -> RunConfig:

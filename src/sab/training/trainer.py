@@ -17,7 +17,7 @@ from sab.models import SequenceModel
 from sab.training import checkpoint
 from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
-from sab.training.evaluation import evaluate
+from sab.training.evaluation import evaluate, evaluate_fully
 from sab.training.graph import CudaCapture
 from sab.training.progress import Progress
 from sab.training.run import Result, Run, RunConfig, Status, finite, provenance
@@ -51,8 +51,10 @@ class Trainer:
             if result is not None and (result.status != "finished" or self.state.step == config.training.iterations):
                 self.result = result
             else:
+                self._check_data()
                 self.run.rewind(self.state.step, config)
         else:
+            self._check_data()
             self.run, self.state = Run.create(out, config), TrainingState()
             self._save()
         self._random = torch.get_rng_state()
@@ -107,7 +109,7 @@ class Trainer:
             if status != "diverged":
                 self._save()
             if status != "interrupted":
-                metrics = evaluate(self.model, self.config.task, training, "test")
+                metrics = evaluate_fully(self.model, self.config.task, training, "test")
                 result = replace(result, metrics=finite(metrics))
                 self.run.finish(result)
         self.result = result
@@ -124,6 +126,9 @@ class Trainer:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         if self._is_new and self.state.step == 0 and self.result is None:
             self.run.discard()
+
+    def _check_data(self) -> None:
+        self.config.task.check_data(self.config.training.batch_size)
 
     def _build_updates(self) -> Updates:
         if self._stream is None:

@@ -152,9 +152,10 @@ class DeviceUpdates(Updates):
     def have_room(self, step: int) -> bool:
         return self._stream is None or self._on_their_way[step % MOST_ON_THEIR_WAY].query()
 
-    def _eagerly(self, inputs: Tensor, targets: Tensor) -> None:
+    def _eagerly(self, *sent: Tensor) -> None:
         """One update, in which nothing waits for the device."""
-        inputs, targets = (tensor.to(self._device, non_blocking=True) for tensor in (inputs, targets))
+        there = tuple(tensor.to(self._device, non_blocking=True) for tensor in sent)
+        inputs, targets = self._config.task.receive(there, "train", self._config.training.dtype)
         found = torch.stack(self._descend(inputs, targets))
         self._found.index_copy_(0, self._place, found.double().unsqueeze(0))
         self._place.add_(1)
