@@ -6,6 +6,8 @@ import io
 import json
 import math
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from rich.console import Console
 from sab.errors import Mistake
 from sab.experiments import progress, records
 from sab.experiments import reproduce as runner
+from sab.experiments.locks import Lock
 from sab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
 from sab.experiments.tables import Row
 from sab.tasks import Copying
@@ -32,7 +35,8 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def call(rows: list[Row], seeds: Any = (0, 1), **options: Any) -> Outcome:
     console = options.pop("console", Console(file=io.StringIO(), width=200))
-    return reproduce(rows, seeds, Path("runs"), Path("results"), **options, console=console)
+    out = options.pop("out", Path("runs"))
+    return reproduce(rows, seeds, out, Path("results"), **options, console=console)
 
 
 def lines(task: str = "copying") -> dict[tuple[str, int], dict[str, Any]]:
@@ -117,7 +121,7 @@ def test_time_over_and_on_gives_the_same_numbers(rows: list[Row], monkeypatch: p
             break
         assert calls < 30
         states = {standing.state for standing in standings(outcome.left, Path("results"))}
-        assert states <= {"left", "under way", "ended"}
+        assert states <= {"left", "under way", "unrecorded", "ended"}
     assert calls > 3
     assert {key: timeless(record) for key, record in lines().items()} == {
         key: timeless(record) for key, record in whole.items()
@@ -397,3 +401,42 @@ def test_snapshots_leave_the_run_as_it_is(rows: list[Row]) -> None:
     call([replace(rows[0], moments=())], seeds=[0])
     plain = Run.open(Path("runs") / rows[0].id / "seed0").evaluations()
     assert [line["metrics"] for line in watched] == [line["metrics"] for line in plain]
+
+
+def test_a_shorter_trial_does_not_replace_a_record(rows: list[Row]) -> None:
+    call(rows[:1], seeds=[0])
+    before = Path("results/copying.jsonl").read_text()
+    outcome = call(rows[:1], seeds=[0], iterations=2, out=Path("trial"))
+    assert (outcome.recorded, outcome.left, outcome.failed) == ([], [], {})
+    assert Path("results/copying.jsonl").read_text() == before
+
+
+def test_a_run_that_another_process_trains_is_passed_over(rows: list[Row]) -> None:
+    (job,) = jobs_of(rows[:1], [0], Path("runs"))
+    lock = Lock(job.folder.with_suffix(".lock"))
+    assert lock.take()
+    outcome = call(rows[:1], seeds=[0])
+    assert ([one.label for one in outcome.left], outcome.failed) == ([job.label], {})
+    assert not job.folder.exists()
+    lock.release()
+    assert call(rows[:1], seeds=[0]).left == []
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from sab.experiments import records
+for seed in range(20):
+    config = {"training": {"iterations": 1}}
+    record = {"schema": records.SCHEMA, "row": sys.argv[1], "seed": seed, "task": "copying", "config": config}
+    records.save(record | dict.fromkeys(records.NEEDED - record.keys()), Path("results"))
+"""
+
+
+def test_processes_that_record_at_once_lose_nothing(rows: list[Row]) -> None:
+    both = [subprocess.Popen([sys.executable, "-c", SAVES, name]) for name in ("one", "other")]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    found = [json.loads(line) for line in Path("results/copying.jsonl").read_text().splitlines()]
+    assert {(record["row"], record["seed"]) for record in found} == {
+        (name, seed) for name in ("one", "other") for seed in range(20)
+    }

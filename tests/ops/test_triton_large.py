@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import cpu, native
+from sab.ops import cpu, native, operation
 from sab.ops.operation import Plan, Weights
 from tests.ops.cases import make_layer, randn, randomize, weighted_sum
 
@@ -290,3 +290,35 @@ def test_the_gates_are_written_over_only_when_nobody_reads_them_again(
         for own, gradient in zip(found, expected, strict=True):
             torch.testing.assert_close(own, gradient, rtol=1e-9, atol=1e-9)
     assert overwritten == [False, False, True]
+
+
+def test_a_backward_that_failed_is_not_tried_again_on_what_it_has_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LARGEST_SMALL", 0)
+    layer = randomize(make_layer("lstm", 2, 5, k_top=2, k_att=1, backend="triton"))
+    total = layer(randn(3, 2, 2))[0].sum()  # which saves nothing that autograd would miss first
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(operation, "_gradients", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            total.backward()
+    with pytest.raises(RuntimeError, match="run forward again"):
+        total.backward()
+
+
+def test_what_saved_tensor_hooks_keep_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LARGEST_SMALL", 0)
+    layer = randomize(make_layer("lstm", 2, 5, k_top=2, k_att=1, backend="triton"))
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append((tensor, tensor.clone()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = layer(randn(3, 2, 2))[0]
+    output.sum().backward()
+    assert kept
+    assert all(torch.equal(tensor, before) for tensor, before in kept)

@@ -149,7 +149,11 @@ def test_scores_by_products_select_as_the_reference(first: int, monkeypatch: pyt
         assert torch.equal(got.numbers[:11].sort(-1).values, expected.numbers[:11].sort(-1).values)
     shared = (got.numbers.unsqueeze(-1) == expected.numbers.unsqueeze(-2)).any(-1)
     assert shared[expected.numbers >= 0].float().mean() > 0.9  # scores within rounding may change places
-    assert (got.weights.to(DOUBLE).sum(-1) - expected.weights.sum(-1)).abs().max() < 1e-2
+    dense = [
+        torch.zeros(14, 1, first + 15, dtype=DOUBLE).scatter(-1, one.numbers + 1, one.weights.to(DOUBLE))
+        for one in (got, expected)
+    ]
+    assert (dense[0] - dense[1]).abs().sum(-1).mean() / 2 < 0.1  # the share that goes to others
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

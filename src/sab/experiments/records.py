@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sab.errors import ValueMistake
+from sab.experiments.locks import locked
 from sab.experiments.tables import Row
 from sab.training.files import write_text, writing
 from sab.training.run import Run
@@ -72,13 +73,25 @@ def load(task: str, results: Path) -> list[Record]:
     return records
 
 
-def save(record: Record, results: Path) -> None:
-    """Adds a record to its task's file, in one move, in the place of an older one of the same row and seed."""
+def save(record: Record, results: Path) -> bool:
+    """Adds a record to its task's file, in one move, in the place of an older one of the same row and seed.
+
+    One that was meant to be trained for longer stays, which is told. Several processes may do this at once.
+    """
     path = path_of(record["task"], results)
     with writing(path, "results"):
         results.mkdir(parents=True, exist_ok=True)
-    others = [
-        one for one in load(record["task"], results) if (one["row"], one["seed"]) != (record["row"], record["seed"])
-    ]
-    lines = (json.dumps(one, allow_nan=False) + "\n" for one in (*others, record))
-    write_text(path, "".join(lines), "results")
+    with locked(results):
+        known = load(record["task"], results)
+        same = [one for one in known if (one["row"], one["seed"]) == (record["row"], record["seed"])]
+        if any(_iterations_of(one) > _iterations_of(record) for one in same):
+            return False
+        others = [one for one in known if one not in same]
+        lines = (json.dumps(one, allow_nan=False) + "\n" for one in (*others, record))
+        write_text(path, "".join(lines), "results")
+    return True
+
+
+def _iterations_of(record: Record) -> int:
+    """For how long a run was to be trained, however it ended."""
+    return record["config"]["training"]["iterations"]

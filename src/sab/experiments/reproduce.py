@@ -23,6 +23,7 @@ from rich.console import Console
 
 from sab.errors import Mistake, ValueMistake, check_float, check_int
 from sab.experiments import records
+from sab.experiments.locks import Lock
 from sab.experiments.progress import Board
 from sab.experiments.records import Record
 from sab.experiments.tables import Row
@@ -190,6 +191,7 @@ class _Going:
     """A job whose trainer has begun."""
 
     job: Job
+    lock: Lock
     together: int = 1
     """How many were under way at once, at most."""
 
@@ -234,11 +236,25 @@ class _Runner:
             yield from self._try(job, self._open) or []
 
     def _open(self, job: Job) -> list[Trainer]:
-        stored, resume = job.stored(), job.made() is not None
-        if stored is not None and not resume:  # it was killed before there was anything to go on from
-            stored.discard()
-        trainer = Trainer(job.config, job.folder, resume, self._board.progress_of(job.label), self._device)
-        self._going[trainer] = _Going(job)
+        lock = Lock(job.folder.with_suffix(".lock"))
+        with writing(job.out, "out"):
+            is_free = lock.take()
+        if not is_free:
+            self._board.end(job.label, f"{job.label}: another process is training it")
+            return []
+        try:
+            if job.result() is not None:  # by another process, meanwhile
+                lock.release()
+                self._record_old(job)
+                return []
+            stored, resume = job.stored(), job.made() is not None
+            if stored is not None and not resume:  # it was killed before there was anything to go on from
+                stored.discard()
+            trainer = Trainer(job.config, job.folder, resume, self._board.progress_of(job.label), self._device)
+        except Exception:
+            lock.release()
+            raise
+        self._going[trainer] = _Going(job, lock)
         try:
             trainer.begin()
         except Exception:
@@ -291,10 +307,15 @@ class _Runner:
         if result.status != "diverged" and not self._test_elsewhere(job, run):
             return
         record = records.make(job.row, run, job.noted(), self._commit)
-        records.save(record, self._results)
-        self.outcome.recorded.append(record)
+        line = _line(job, result)
+        if records.save(record, self._results):
+            self.outcome.recorded.append(record)
+        else:
+            line += "; not recorded, since the record there is of a longer run"
+        with contextlib.suppress(OSError):
+            job.errors.unlink(missing_ok=True)
         self._done.add(job.label)
-        self._board.end(job.label, _line(job, result))
+        self._board.end(job.label, line)
 
     def _test_elsewhere(self, job: Job, run: Run) -> bool:
         """Notes the metrics at the row's other lengths; whether all of them are known."""
@@ -332,12 +353,13 @@ class _Runner:
         self._board.end(job.label, f"{job.label}: failed: {sentence}")
 
     def _close(self, trainer: Trainer) -> None:
-        job = self._going.pop(trainer).job
+        going = self._going.pop(trainer)
         with contextlib.suppress(RuntimeError):  # a run that failed may have left the device unusable
             trainer.close()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # what graphs used is of no use to others before
-        self._board.close(job.label)
+        going.lock.release()
+        self._board.close(going.job.label)
 
 
 def _at_length(task: Task, length: int) -> Task:
@@ -365,7 +387,8 @@ class Standing:
 
     job: Job
     state: str
-    """`ended`, `under way`, `recorded` (there is a record but no run), `left`, or `of another configuration`."""
+    """`ended`, `unrecorded` (at its end, but without a record yet), `under way`, `recorded` (there is a record but no
+    run), `left`, or `of another configuration`."""
     iterations: int
     told: str
     """The headline metric so far, or how the run ended."""
@@ -389,9 +412,10 @@ def _standing(job: Job, record: Record | None) -> Standing:
     except ValueMistake:
         return Standing(job, "of another configuration", job.made() or 0, "")
     if run is not None:
-        result = run.result()
+        result = job.result()
         if result is not None:
-            return Standing(job, "ended", result.iterations, _line(job, result).removeprefix(f"{job.label}: "))
+            told = _line(job, result).removeprefix(f"{job.label}: ")
+            return Standing(job, "ended" if record is not None else "unrecorded", result.iterations, told)
         lines = run.evaluations()
         told = show_headline(headline, lines[-1]["metrics"]) if lines else ""
         return Standing(job, "under way", job.made() or 0, told)

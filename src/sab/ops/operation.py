@@ -709,6 +709,10 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 _keeps_graph: Any = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
 """Whether the graph can be gone through backward once more after this time."""
+_has_hooks: Any = getattr(
+    getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", lambda ignore_tracing: True
+)
+"""What packs and unpacks saved tensors, or None."""
 _AS_IT_IS = contextlib.nullcontext()
 _AUTOCAST = {
     "cuda": torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA),
@@ -781,6 +785,8 @@ class _Recurrence(torch.autograd.Function):
         _, cell, scorer, weighting, _, _, k_top, *_ = options
         ctx.names = _outputs(cell, scorer, weighting, k_top, True)
         ctx.options = options[:-1]
+        ctx.is_shared = _has_hooks(True) is not None  # whoever packs what is saved may keep it
+        ctx.is_used_up = False
         ctx.save_for_backward(*tensors[:2], *tensors[2 + len(_FRESH) :], *outputs[1:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
@@ -790,6 +796,8 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.is_used_up:
+            raise RuntimeError("an earlier backward stopped half-way and used up what was saved: run forward again.")
         given = dict(zip(ctx.names, gradients, strict=False))
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
         inputs = _INPUTS - len(_FRESH)
@@ -797,8 +805,11 @@ class _Recurrence(torch.autograd.Function):
         if torch.is_grad_enabled() or not _is_plain((*saved, *gradients)):
             found = torch.ops.sab.recurrence_backward.default(*arguments)
         else:
+            # What a CUDA graph records may be replayed any number of times.
+            is_captured = saved[0].is_cuda and torch.cuda.is_current_stream_capturing()
+            ctx.is_used_up = not (_keeps_graph() or ctx.is_shared or is_captured)
             with torch._C._AutoDispatchBelowAutograd():
-                found = _backward(*arguments, is_last=not _keeps_graph())
+                found = _backward(*arguments, is_last=ctx.is_used_up)
         rest = iter(found)
         return (None, None, *[next(rest) if needed else None for needed in needs])
 

@@ -136,7 +136,7 @@ def verdict(row: Row, records: Sequence[Record]) -> str:
     values = [value_of(record, headline.metric) for record in records]
     reached = sum(is_reached(headline, row.paper[headline.metric], value) for value in values)
     if reached == len(values):
-        return "reached"
+        return "reached" if len(values) > 1 else "reached by the one seed"
     if reached:
         return f"reached by {reached} of {len(values)} seeds"
     if None in values and all(value is None for value in values):
@@ -150,7 +150,8 @@ def is_stale(row: Row, record: Record) -> bool:
         config = RunConfig.from_json(record["config"])
     except (KeyError, TypeError, Mistake):
         return True
-    return config.difference(row.config(record["seed"])) is not None
+    wanted = row.config(record["seed"])
+    return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
 # Tables
@@ -316,6 +317,7 @@ def attention_record(by_row: ByRow) -> Record | None:
 README = {
     "copying": {
         "LSTM, full BPTT": "copying-{}-bptt",
+        "LSTM, full BPTT, our training": "copying-{}-bptt-ours",
         "LSTM, TBPTT, k_trunc = 10": "copying-{}-tbptt-10",
         "LSTM, TBPTT, k_trunc = 20": "copying-{}-tbptt-20",
         "SAB, k_trunc = k_top = 5": "copying-{}-sab-5-5-ours",
@@ -340,11 +342,9 @@ def readme_part(by_row: ByRow) -> str:
         lengths = [row.length for row in ROWS.values() if row.task == task and row.length <= LONGEST_OF_THE_PAPER[task]]
         lengths = list(dict.fromkeys(lengths))
         lines = [[name, *(_brief(form.format(length), by_row) for length in lengths)] for name, form in names.items()]
-        seeds = {len(by_row[row.id]) for row in ROWS.values() if row.task == task and row.id in by_row}
-        over = f" over {' to '.join(map(str, sorted({min(seeds), max(seeds)})))} seeds" if seeds else ""
         unit = " in per cent" if headline.metric.startswith("accuracy") else ""
         parts += [
-            f"{task.capitalize()}: {headline.label}{unit}, the paper's / here, median{over} (`sab reproduce {task}`):",
+            f"{task.capitalize()}: {headline.label}{unit}, the paper's / here, median (seeds); `sab reproduce {task}`:",
             markdown(["", *(f"T = {length}" for length in lengths)], lines),
         ]
     return "\n\n".join(parts)
@@ -356,5 +356,7 @@ def _brief(row_id: str, by_row: ByRow) -> str:
         return ""
     headline = TASKS[row.task].headline
     records = by_row.get(row.id, [])
-    here = show_median(records, headline.metric, headline.higher_is_better) if records else NOT_RUN
+    here = NOT_RUN
+    if records:
+        here = f"{show_median(records, headline.metric, headline.higher_is_better)} ({len(records)})"
     return f"{row.paper.get(headline.metric, NONE)} / {here}"

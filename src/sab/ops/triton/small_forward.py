@@ -216,7 +216,7 @@ def forward_kernel(
                     factor = fragments(q_column, NB, MATH)
                     scores, chosen = select_by_products(own_keys, ahead, used, factor, place, K, MATH)
                 elif PACKED:
-                    scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE)
+                    scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, SCORER, MATH)
                 else:
                     scores, chosen = select_exactly(
                         own_keys, used, q_column, v_column, place, K, d, SCORER, MATH, DTYPE

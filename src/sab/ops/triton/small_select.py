@@ -68,7 +68,7 @@ def sorted_eight(c0, c1, c2, c3, c4, c5, c6, c7):
 @triton.jit
 def select(
     keys, ahead, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
     """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
 
