@@ -249,7 +249,7 @@ def evaluate_run(
     Args:
         run: Folder of the run.
         split: Which data to evaluate on.
-        batches: How many batches to take; None means as many as in training.
+        batches: How many batches to take; None means all data or, where they have no end, as many as in training.
         length: Length of the task's sequences; None means the one trained on.
         streams: At how many places side by side a text is read with the state carried through; None means as many as
             a batch has sequences, and 1 reads it from its first character to its last.

@@ -234,8 +234,8 @@ def test_without_a_network_one_sentence_says_which_file_to_put_where(
     monkeypatch.setattr(store, "urlopen", unreachable)
     assert told(data.get, "ptb", here) == (
         "ptb.train.txt of ptb could not be got: https://localhost/ptb.train.txt cannot be reached (Name or service not "
-        f"known); put it, plain or as .gz or .xz, into '{here}/ptb', or give the folder or archive that holds it with "
-        "--from."
+        "known); put ptb.train.txt, ptb.valid.txt, ptb.test.txt, plain or as .gz or .xz, into "
+        f"'{here}/ptb', or give a folder or an archive with --from."
     )
     assert not list((here / "ptb").iterdir())
 

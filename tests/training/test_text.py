@@ -19,7 +19,7 @@ from sab.tasks import MNIST, PTB, Copying, Task, Text8
 from sab.training import RunConfig, TrainConfig, evaluate, train
 from sab.training.evaluation import carried_bits, evaluate_fully
 from sab.training.text import sample, score
-from tests.training.test_graph import Recorder, assert_close, assert_same, pretend
+from tests.training.test_graph import Recorder, assert_close, assert_same, has_gpu, pretend
 
 pytestmark = pytest.mark.usefixtures("tiny_data")
 CPU = torch.device("cpu")
@@ -71,6 +71,7 @@ def test_the_full_evaluation_has_both_ways_for_texts_alone() -> None:
     assert list(found) == ["bits_per_character", "bits_per_character_carried"]
     expected = carried_bits(model, SHORT, TRAINING, SHORT.characters("test"), TRAINING.batch_size)
     assert found["bits_per_character_carried"] == expected
+    assert evaluate_fully(model, SHORT, replace(TRAINING, eval_batches=1), "test") == found, "all of the text"
     task = MNIST()
     assert list(evaluate_fully(build(task), task, TRAINING)) == ["accuracy", "cross_entropy"]
 
@@ -104,6 +105,21 @@ def test_batches_taken_on_the_device_by_number_are_those_of_the_host(
     train(task, MODEL, TRAINING, tmp_path / "device")
     assert recorder.recordings == 1, "what is sent has one shape"
     assert_close(tmp_path / "host", tmp_path / "device", 1e-6)
+
+
+@has_gpu
+@pytest.mark.parametrize("task", [PTB(length=9), MNIST()], ids=lambda task: task.title)
+def test_a_graph_takes_its_batches_by_number_on_a_gpu(
+    task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = replace(TRAINING, iterations=12, precision="float32", device="cuda")
+    model = replace(MODEL, hidden_size=32)
+    train(task, model, training, tmp_path / "graph")
+    assert "cannot be made a CUDA graph" not in caplog.text
+    train(task, model, replace(training, cuda_graph=False), tmp_path / "eager")
+    assert_close(tmp_path / "graph", tmp_path / "eager", 1e-5)
+    train(task, model, replace(training, device="cpu"), tmp_path / "host")
+    assert_close(tmp_path / "graph", tmp_path / "host", 1e-2)
 
 
 def test_resuming_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:

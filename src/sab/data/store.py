@@ -245,9 +245,10 @@ def _download(dataset: Dataset, file: DataFile, target: Path, heard: Heard) -> b
             troubles.append(f"{url} cannot be reached ({reason})")
         finally:
             path.unlink(missing_ok=True)
+    missing = ", ".join(other.name for other in dataset.files if not _is_whole(target, other))
     raise ValueMistake(
-        f"{file.name} of {dataset.name} could not be got: {', '.join(troubles) or 'it has no public source'}; put it, "
-        f"plain or as .gz or .xz, into {str(target)!r}, or give the folder or archive that holds it with --from."
+        f"{file.name} of {dataset.name} could not be got: {', '.join(troubles) or 'it has no public source'}; put "
+        f"{missing}, plain or as .gz or .xz, into {str(target)!r}, or give a folder or an archive with --from."
     )
 
 

@@ -42,7 +42,7 @@ class TrainConfig:
     """How many iterations lie between two evaluations."""
     eval_batches: int | None = 10
     """How many unseen batches an evaluation takes its means over; None takes all the data there are, where they have
-    an end."""
+    an end. The last one, on test data, then takes all of them either way."""
     checkpoint_every: int = 500
     """How many iterations lie between two checkpoints."""
     stop_at: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,9 @@ def mean_metrics(
 def evaluate_fully(
     model: SequenceModel, task: Task, config: TrainConfig, split: Split = "test", streams: int | None = None
 ) -> dict[str, float]:
-    """What `evaluate` finds and, where sequences continue each other, the same with the state carried through."""
-    found = evaluate(model, task, config, split)
+    """What `evaluate` finds, in all of the split where it has an end, and where sequences continue each other the same
+    with the state carried through."""
+    found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
     if isinstance(task, CharacterTask):
         characters = task.characters(split)
         count = min(config.batch_size, len(characters) - 1) if streams is None else streams
