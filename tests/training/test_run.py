@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sab.files import write_text
 from sab.models import ModelConfig
 from sab.tasks import Adding, Copying
 from sab.training import Result, Run, RunConfig, TrainConfig
 from sab.training import run as run_module
-from sab.training.files import write_text
 
 Train = Callable[..., Result]
 

@@ -26,8 +26,8 @@ from torch import nn
 from sab import SABLSTM
 from sab.errors import check_choice
 from sab.experiments.timing import PASSES, Call, Contender, capture, time_in_turn
+from sab.files import write_text
 from sab.ops import dispatch, operation, reference
-from sab.training.files import write_text
 from sab.training.run import provenance
 
 SCHEMA = 1

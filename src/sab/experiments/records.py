@@ -12,7 +12,7 @@ from typing import Any
 from sab.errors import ValueMistake
 from sab.experiments.locks import locked
 from sab.experiments.tables import Row
-from sab.training.files import write_text, writing
+from sab.files import write_text, writing
 from sab.training.run import Run
 
 Record = dict[str, Any]

@@ -27,12 +27,12 @@ from sab.experiments.locks import Lock
 from sab.experiments.progress import Board
 from sab.experiments.records import Record
 from sab.experiments.tables import Row
+from sab.files import write_text, writing
 from sab.tasks import Task
 from sab.training import Result, Run, RunConfig, evaluate
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
 from sab.training.evaluation import mean_attention
-from sab.training.files import write_text, writing
 from sab.training.interrupt import Interrupt
 from sab.training.loop import check_seeds
 from sab.training.progress import show_headline, show_seconds

@@ -15,12 +15,12 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 from torch import Tensor
 
 from sab.errors import ValueMistake
+from sab.files import replacing
 from sab.report.performance import BOTH, FORWARD, SWEPT, Record, common_way, microseconds_a_step
 from sab.tasks import Headline
 from sab.training import evaluation
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
-from sab.training.files import replacing
 from sab.training.run import Run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sab.errors import ValueMistake
-from sab.training.files import write_text
+from sab.files import write_text
 
 NONE = "–"
 """What a cell has that has nothing."""

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sab.errors import ValueMistake
+from sab.files import sync, writing
 from sab.models import SequenceModel
-from sab.training.files import sync, writing
 from sab.training.run import Run, RunConfig
 
 FORMAT = "sab checkpoint 1"

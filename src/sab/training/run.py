@@ -17,10 +17,10 @@ import torch
 
 from sab import __version__
 from sab.errors import Mistake, TypeMistake, ValueMistake, check_choice
+from sab.files import write_text, writing
 from sab.models import ModelConfig, SequenceModel
 from sab.tasks import TASKS, StoredTask, Task
 from sab.training.config import TrainConfig
-from sab.training.files import write_text, writing
 
 FREE_ON_RESUME = ("iterations", "device", "cuda_graph", "threads", "checkpoint_every")
 """Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
