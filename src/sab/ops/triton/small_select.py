@@ -66,6 +66,22 @@ def sorted_eight(c0, c1, c2, c3, c4, c5, c6, c7):
 
 
 @triton.jit
+def without(first, c0, c1, c2, c3, c4, c5, c6, c7):
+    """Eight numbers, highest first, without the first one where it is `first`."""
+    LOWEST: tl.constexpr = -2147483648
+    taken = c0 == first
+    c0 = tl.where(taken, c1, c0)
+    c1 = tl.where(taken, c2, c1)
+    c2 = tl.where(taken, c3, c2)
+    c3 = tl.where(taken, c4, c3)
+    c4 = tl.where(taken, c5, c4)
+    c5 = tl.where(taken, c6, c5)
+    c6 = tl.where(taken, c7, c6)
+    c7 = tl.where(taken, LOWEST, c7)
+    return c0, c1, c2, c3, c4, c5, c6, c7
+
+
+@triton.jit
 def select(
     keys, ahead, used, query, v, place,
     K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr,
@@ -118,15 +134,7 @@ def select(
         for i in range(tl.minimum(K, end)):
             highest = tl.max(c0, 1)[:, None]
             found = tl.where(place == i, highest, found)
-            taken = c0 == highest
-            c0 = tl.where(taken, c1, c0)
-            c1 = tl.where(taken, c2, c1)
-            c2 = tl.where(taken, c3, c2)
-            c3 = tl.where(taken, c4, c3)
-            c4 = tl.where(taken, c5, c4)
-            c5 = tl.where(taken, c6, c5)
-            c6 = tl.where(taken, c7, c6)
-            c7 = tl.where(taken, LOWEST, c7)
+            c0, c1, c2, c3, c4, c5, c6, c7 = without(highest, c0, c1, c2, c3, c4, c5, c6, c7)
         position = 255 - (found & 255)
         before = tl.gather(slots, tl.minimum(position, KC - 1), 1)
         slots = tl.where(position < KC, before, start + position - KC)
@@ -299,15 +307,7 @@ def select_by_products(keys, ahead, used, query, place, K: tl.constexpr, MATH: t
             highest = tl.max(tl.maximum(c0, carried), 1)[:, None]
             found = tl.where(place == i, highest, found)
             carried = tl.where(carried == highest, LOWEST, carried)
-            taken = c0 == highest
-            c0 = tl.where(taken, c1, c0)
-            c1 = tl.where(taken, c2, c1)
-            c2 = tl.where(taken, c3, c2)
-            c3 = tl.where(taken, c4, c3)
-            c4 = tl.where(taken, c5, c4)
-            c5 = tl.where(taken, c6, c5)
-            c6 = tl.where(taken, c7, c6)
-            c7 = tl.where(taken, LOWEST, c7)
+            c0, c1, c2, c3, c4, c5, c6, c7 = without(highest, c0, c1, c2, c3, c4, c5, c6, c7)
         position = 511 - (found & 511)
         before = tl.gather(slots, tl.minimum(position, 31), 1)
         slots = tl.where(position < 64, before, start + position - 64)
