@@ -8,6 +8,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -423,20 +424,28 @@ def test_a_run_that_another_process_trains_is_passed_over(rows: list[Row]) -> No
 
 
 SAVES = """
-import sys
+import sys, time
 from pathlib import Path
 from sab.experiments import records
-for seed in range(20):
+Path(sys.argv[1]).touch()
+while not Path("go").exists():
+    time.sleep(0.001)
+for seed in range(40):
     config = {"training": {"iterations": 1}}
     record = {"schema": records.SCHEMA, "row": sys.argv[1], "seed": seed, "task": "copying", "config": config}
     records.save(record | dict.fromkeys(records.NEEDED - record.keys()), Path("results"))
 """
 
 
-def test_processes_that_record_at_once_lose_nothing(rows: list[Row]) -> None:
-    both = [subprocess.Popen([sys.executable, "-c", SAVES, name]) for name in ("one", "other")]
+def test_processes_that_record_at_once_lose_nothing() -> None:
+    names = ("one", "other")
+    both = [subprocess.Popen([sys.executable, "-c", SAVES, name]) for name in names]
+    while not all(Path(name).exists() for name in names):
+        assert all(process.poll() is None for process in both)
+        time.sleep(0.01)
+    Path("go").touch()
     assert [process.wait(timeout=120) for process in both] == [0, 0]
     found = [json.loads(line) for line in Path("results/copying.jsonl").read_text().splitlines()]
     assert {(record["row"], record["seed"]) for record in found} == {
-        (name, seed) for name in ("one", "other") for seed in range(20)
+        (name, seed) for name in names for seed in range(40)
     }
