@@ -5,29 +5,51 @@ docs/recipes.md tells what was tried before it came to this.
 
 from __future__ import annotations
 
-from sab.errors import check_choice
+from dataclasses import replace
+from typing import Any
+
+from sab.errors import ValueMistake, check_choice
+from sab.experiments.settings import PAPERS, Setting
 from sab.models import Method, ModelConfig
-from sab.tasks import Adding, Copying
+from sab.tasks import TASKS, Adding, Copying
 from sab.training import RunConfig, TrainConfig
 
 HIDDEN_SIZE, BATCH_SIZE = 128, 64
-"""The paper's, which no recipe changes."""
+"""The paper's for copying and adding, which no recipe changes."""
 MEMORY = {"scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
+OURS: dict[str, Setting] = {
+    "ptb": replace(PAPERS["ptb"], lr=2e-3, lr_decay=0.5, clip=1.0),
+    "text8": replace(PAPERS["text8"], lr=2e-3, lr_decay=0.5, clip=1.0),
+    "mnist": replace(PAPERS["mnist"], lr=2e-3, lr_decay=0.5, clip=0.1, input_scale=8.0, precision="bfloat16"),
+}
+"""What is not the paper's for the tasks with data sets."""
 
 
-def ours(task: str, length: int, method: Method, k_trunc: int | None, k_top: int, k_att: int) -> RunConfig:
-    """The recipe for a task; with the method `bptt` or `tbptt` it is its training alone, without a memory."""
-    check_choice("task", task, ("copying", "adding"))
-    model = {**MEMORY, "method": method, "hidden_size": HIDDEN_SIZE}
+def ours(
+    task: str,
+    length: int | None,
+    method: Method,
+    k_trunc: int | None,
+    k_top: int,
+    k_att: int,
+    cell: str = "lstm",
+    **options: Any,
+) -> RunConfig:
+    """The recipe for a task; with the method `bptt` or `tbptt` it is its training alone, without a memory.
+
+    `length` is for copying and adding, where it must be given, and `options` are further ones of the task.
+    """
+    check_choice("task", task, ("copying", "adding", *OURS))
+    model: dict[str, Any] = {**MEMORY, "method": method, "cell": cell}
     model |= {"k_trunc": k_trunc, "k_top": k_top, "k_att": k_att}
+    if task in OURS:
+        if length is not None:
+            raise ValueMistake(f"length must be None for task {task}; got {length!r}.", "length")
+        return OURS[task].config(TASKS[task](**options), **model)  # pyright: ignore[reportArgumentType]
+    options = {"length": length, "train_lengths": "grid", **options}
+    training = TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100)
     if task == "copying":
-        return RunConfig(
-            Copying(length, train_lengths="grid"),
-            ModelConfig(**model, input_scale=8.0),
-            TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100),
-        )
-    return RunConfig(
-        Adding(length, train_lengths="grid"),
-        ModelConfig(**model),
-        TrainConfig(iterations=25 * length, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=250),
-    )
+        return RunConfig(Copying(**options), ModelConfig(**model, hidden_size=HIDDEN_SIZE, input_scale=8.0), training)
+    adding = Adding(**options)
+    training = replace(training, iterations=25 * adding.length, eval_every=250)
+    return RunConfig(adding, ModelConfig(**model, hidden_size=HIDDEN_SIZE), training)

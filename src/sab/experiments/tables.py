@@ -5,12 +5,16 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from sab import data
 from sab.errors import ValueMistake, check_choice
 from sab.experiments.recipe import BATCH_SIZE, HIDDEN_SIZE, ours
+from sab.experiments.settings import PAPERS
 from sab.models import Method, ModelConfig
-from sab.tasks import TASKS
+from sab.tasks import TASKS, StoredTask, Task, Text8
+from sab.tasks.text8 import Part
 from sab.training import RunConfig, TrainConfig
 
 Reading = Literal["as written", "as released", "ours"]
@@ -19,11 +23,19 @@ READINGS: dict[Reading, dict[str, str]] = {
     "as released": {"scorer": "affine_tanh", "weighting": "relu_norm", "readout": "hidden+summary"},
 }
 """What the paper's equations 1, 2 and 4 say, and what its authors' code does; *ours* is in recipe.py."""
+READ_OTHERWISE = {"copying": {(5, 5), (10, 10)}, "ptb": {(5, 10)}, "text8": {(5, 5)}, "mnist": {(14, 10)}}
+"""The (k_trunc, k_top) of a task that have a row in these readings too, where the paper has a value."""
 ITERATIONS = 20_000
-"""How long a row is trained in the paper's setting: a tenth of what its authors allow."""
+"""How long a row of copying or adding is trained in the paper's setting: a tenth of what its authors allow."""
 K_ATT = 2
-COLUMNS = {"copying": ("accuracy_last10", "cross_entropy_last10", "cross_entropy"), "adding": ("mse",)}
-"""The metrics that the paper's tables have, in their order."""
+COLUMNS = {
+    "copying": ("accuracy_last10", "cross_entropy_last10", "cross_entropy"),
+    "adding": ("mse",),
+    "ptb": ("valid", "test"),
+    "text8": ("valid", "test"),
+    "mnist": ("valid", "test"),
+}
+"""What the paper's tables have, in their order: metrics or, for the tasks with data sets, the one metric by split."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class Row:
     """A row of a table."""
 
     task: str
-    length: int
+    length: int | None
+    """For copying and adding alone."""
     method: Method
     k_trunc: int | None = None
     k_top: int = 0
@@ -39,7 +52,12 @@ class Row:
     reading: Reading | None = None
     """How the method is read; None for a baseline in the paper's setting, `ours` for one in our way of training."""
     paper: Mapping[str, str] = field(default_factory=dict)
-    """The paper's values by metric as it prints them, accuracies in per cent; empty for a row that is not in it."""
+    """The paper's values by column as it prints them, accuracies in per cent; empty for a row that is not in it."""
+    cell: str = "lstm"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task besides its length."""
+    is_clipped: bool = True
+    """Whether gradients are clipped as the setting or the recipe says, or not at all."""
     other_lengths: tuple[int, ...] = ()
     """Lengths that the model is tested at, unchanged, after its training."""
     moments: tuple[int, ...] = ()
@@ -48,36 +66,72 @@ class Row:
     @property
     def id(self) -> str:
         """What the row is called, for ever."""
-        parts = [self.task, str(self.length), self.method]
-        parts += [str(k) for k in (self.k_trunc, self.k_top) if k]
+        parts = [self.task]
+        parts += ["permuted"] if self.is_permuted else []
+        parts += [] if self.length is None else [str(self.length)]
+        parts += [self.method, *(str(k) for k in (self.k_trunc, self.k_top) if k)]
         parts += [self.reading.replace(" ", "-")] if self.reading else []
+        parts += [] if self.cell == "lstm" else [self.cell]
+        parts += [] if self.is_clipped else ["unclipped"]
         return "-".join(parts)
+
+    @property
+    def is_permuted(self) -> bool:
+        return self.options.get("permuted", False)
 
     @property
     def is_control(self) -> bool:
         """Whether this is a baseline that is trained in our way: what a memory is worth on its own."""
         return self.method != "sab" and self.reading == "ours"
 
+    @property
+    def judged(self) -> str:
+        """The column by which a row is compared with the paper."""
+        columns = COLUMNS[self.task]
+        return "test" if "test" in columns else columns[0]
+
     def config(self, seed: int, iterations: int | None = None, device: str = "auto") -> RunConfig:
         """The run of this row from a seed, with as many iterations as the row has or as are given."""
         config = self._ours() if self.reading == "ours" else self._papers()
         changed: dict[str, Any] = {"seed": seed, "device": device}
         changed |= {} if iterations is None else {"iterations": iterations}
+        changed |= {} if self.is_clipped else {"clip": None}
         return replace(config, training=replace(config.training, **changed))
 
+    def on(self, data_dir: Path | None) -> Row:
+        """The row on what a folder of data has: on the text8 prefix where that is all of text8 that is there."""
+        if self.task != "text8":
+            return self
+        is_prefix = data.has("text8 prefix", data_dir) and not data.has("text8", data_dir)
+        return self._on_part("prefix" if is_prefix else "full")
+
+    def as_in(self, config: RunConfig) -> Row:
+        """The row on the data of a run that was made of it."""
+        return self._on_part(config.task.part) if isinstance(config.task, Text8) else self
+
+    def _on_part(self, part: Part) -> Row:
+        return replace(self, options={**self.options, "part": part})
+
     def _ours(self) -> RunConfig:
-        return ours(self.task, self.length, self.method, self.k_trunc, self.k_top, self.k_att)
+        memory = self.k_trunc, self.k_top, self.k_att
+        return ours(self.task, self.length, self.method, *memory, self.cell, **self.options)
 
     def _papers(self) -> RunConfig:
-        """The paper's setting: hidden size 128, batches of 64 sequences of one length, Adam at 1e-3, clip at 1."""
-        task = TASKS[self.task](length=self.length)  # pyright: ignore[reportCallIssue]
-        options: dict[str, Any] = {} if self.reading is None else dict(READINGS[self.reading])
+        """The paper's setting: for copying and adding hidden size 128, batches of 64 of one length, 1e-3, clip 1."""
+        task = self._task()
+        model: dict[str, Any] = {"method": self.method, "cell": self.cell}
+        model |= {"k_trunc": self.k_trunc, "k_top": self.k_top, "k_att": self.k_att}
         if self.reading is not None:
-            options["max_microstates"] = max(task.steps // self.k_att, 1)  # b_i of equation 1, one for each
-        memory = {"k_trunc": self.k_trunc, "k_top": self.k_top, "k_att": self.k_att}
-        model = ModelConfig(method=self.method, hidden_size=HIDDEN_SIZE, **memory, **options)
+            model |= READINGS[self.reading]
+            model["max_microstates"] = max(task.steps // self.k_att, 1)  # b_i of equation 1, one for each
+        if isinstance(task, StoredTask):
+            return PAPERS[self.task].config(task, **model)
         training = TrainConfig(iterations=ITERATIONS, batch_size=BATCH_SIZE, lr=1e-3, clip=1.0, eval_every=1000)
-        return RunConfig(task, model, training)
+        return RunConfig(task, ModelConfig(hidden_size=HIDDEN_SIZE, **model), training)
+
+    def _task(self) -> Task:
+        length = {} if self.length is None else {"length": self.length}
+        return TASKS[self.task](**length, **self.options)
 
 
 OTHER_LENGTHS = (200, 300, 400, 2000, 5000)
@@ -89,7 +143,7 @@ def _printed(task: str, values: str) -> dict[str, str]:
     return dict(zip(COLUMNS[task], values.split(" / "), strict=True))
 
 
-def _baselines(task: str, length: int, values: Mapping[int | None, str]) -> list[Row]:
+def _baselines(task: str, length: int | None, values: Mapping[int | None, str]) -> list[Row]:
     """Rows without a memory from what the paper has for each k_trunc; None is full backpropagation."""
     return [
         Row(task, length, "bptt" if k_trunc is None else "tbptt", k_trunc, paper=_printed(task, value))
@@ -97,16 +151,27 @@ def _baselines(task: str, length: int, values: Mapping[int | None, str]) -> list
     ]
 
 
-def _sab(task: str, length: int, values: Mapping[tuple[int, ...], str | None], **options: Any) -> list[Row]:
-    """Rows of SAB from what the paper has for (k_trunc, k_top[, k_att]); copying's 5,5 and 10,10 in every reading."""
+def _controls(task: str, length: int | None, *truncations: int | None) -> list[Row]:
+    """Rows without a memory in our way of training."""
+    return [Row(task, length, "bptt" if k is None else "tbptt", k, reading="ours") for k in truncations]
+
+
+def _sab(task: str, length: int | None, values: Mapping[tuple[int, ...], str | None], **options: Any) -> list[Row]:
+    """Rows of SAB from what the paper has for (k_trunc, k_top[, k_att]), some of them in every reading."""
     rows: list[Row] = []
     for (k_trunc, k_top, *k_att), value in values.items():
         paper = {} if value is None else _printed(task, value)
         row = Row(task, length, "sab", k_trunc, k_top, *k_att, reading="ours", paper=paper, **options)
-        is_read_otherwise = task == "copying" and value is not None and k_trunc == k_top and k_top in (5, 10)
+        is_read_otherwise = value is not None and (k_trunc, k_top) in READ_OTHERWISE.get(task, ())
         rows += [replace(row, reading=reading, other_lengths=()) for reading in READINGS if is_read_otherwise]
         rows.append(row)
     return rows
+
+
+def _variants(row: Row) -> list[Row]:
+    """A row of the paper with what is not in it: other cells, and gradients that are not clipped."""
+    plain = replace(row, paper={})
+    return [*(replace(plain, cell=cell) for cell in ("gru", "rnn_tanh")), replace(plain, is_clipped=False)]
 
 
 def _copying() -> list[Row]:
@@ -121,7 +186,7 @@ def _copying() -> list[Row]:
                 20: "30.5 / 1.714 / 0.143",
             },
         ),
-        *(Row("copying", 100, "bptt" if k is None else "tbptt", k, reading="ours") for k in (None, 5, 10)),
+        *_controls("copying", 100, None, 5, 10),
         *_sab("copying", 100, {(1, 1): "17.6 / 2.044 / 0.170", (1, 10): "62.7 / 0.964 / 0.080"}),
         *_sab(
             "copying",
@@ -180,7 +245,35 @@ def _adding() -> list[Row]:
     ]
 
 
-ROWS: dict[str, Row] = {row.id: row for row in (*_copying(), *_adding())}
+def _ptb() -> list[Row]:
+    rows = [
+        *_baselines("ptb", None, {None: "1.48 / 1.38", 1: "1.57 / 1.47", 5: "1.54 / 1.44", 20: "1.52 / 1.43"}),
+        *_controls("ptb", None, 5),
+        *_sab("ptb", None, {(5, 5): "1.51 / 1.42", (5, 10): "1.49 / 1.40"}),
+    ]
+    return [*rows, *_variants(rows[-1])]
+
+
+def _text8() -> list[Row]:
+    return [
+        *_baselines("text8", None, {None: "1.54 / 1.51", 5: "1.64 / 1.60"}),
+        *_controls("text8", None, 5),
+        *_sab("text8", None, {(5, 5, 5): "1.56 / 1.53"}),
+    ]
+
+
+def _mnist() -> list[Row]:
+    rows = [
+        *_baselines("mnist", None, {None: "91.2 / 90.3"}),
+        *_controls("mnist", None, 14, 10),
+        *_sab("mnist", None, {(14, 5, 14): "90.6 / 89.8", (14, 10, 14): "92.2 / 90.9", (10, 10, 10): "92.2 / 91.1"}),
+    ]
+    chosen = next(row for row in rows if row.id == "mnist-sab-14-10-ours")
+    permuted = [*_controls("mnist", None, None), replace(chosen, paper={})]
+    return [*rows, *(replace(row, options={"permuted": True}) for row in permuted), *_variants(chosen)]
+
+
+ROWS: dict[str, Row] = {row.id: row for row in (*_copying(), *_adding(), *_ptb(), *_text8(), *_mnist())}
 """Every row by its id, in the order of the tables."""
 
 

@@ -150,7 +150,7 @@ def is_stale(row: Row, record: Record) -> bool:
         config = RunConfig.from_json(record["config"])
     except (KeyError, TypeError, Mistake):
         return True
-    wanted = row.config(record["seed"])
+    wanted = row.as_in(config).config(record["seed"])
     return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
@@ -218,7 +218,7 @@ def other_lengths_table(rows: Sequence[Row], by_row: ByRow) -> str:
     for row in rows:
         start = [f"{METHODS[row.method]}, {row.reading}", str(row.k_trunc), str(row.k_top)]
         cells: list[str] = []
-        for length in (row.length, *lengths):
+        for length in (row.length or 0, *lengths):
             tested = [
                 (record, metrics.get(headline.metric) if record["status"] != "diverged" else None)
                 for record in by_row.get(row.id, [])
@@ -245,10 +245,9 @@ def _metrics_at(row: Row, record: Record, length: int) -> dict[str, Any] | None:
 def page_part(by_row: ByRow, images: str) -> str:
     """The part of docs/results.md that is made from records; `images` is where the page finds the figures."""
     parts = [_about(by_row)]
-    for task in COLUMNS:
+    for task, longest in LONGEST_OF_THE_PAPER.items():
         rows = [row for row in ROWS.values() if row.task == task]
-        longest = LONGEST_OF_THE_PAPER[task]
-        for length in dict.fromkeys(row.length for row in rows if row.length <= longest):
+        for length in dict.fromkeys(row.length for row in rows if row.length and row.length <= longest):
             chosen = [row for row in rows if row.length == length]
             parts += [
                 f"### {task.capitalize()}, T = {length}",
@@ -272,7 +271,7 @@ def page_part(by_row: ByRow, images: str) -> str:
 
 
 def _beyond(by_row: ByRow) -> list[str]:
-    rows = [row for row in ROWS.values() if row.length > LONGEST_OF_THE_PAPER[row.task]]
+    rows = [row for row in ROWS.values() if row.length and row.length > LONGEST_OF_THE_PAPER[row.task]]
     lengths = list(dict.fromkeys(row.length for row in rows))
     patterns = ",".join(f"copying-{length}-*" for length in lengths)
     told = f"### Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
@@ -339,7 +338,8 @@ def readme_part(by_row: ByRow) -> str:
     parts: list[str] = []
     for task, names in README.items():
         headline = TASKS[task].headline
-        lengths = [row.length for row in ROWS.values() if row.task == task and row.length <= LONGEST_OF_THE_PAPER[task]]
+        longest = LONGEST_OF_THE_PAPER[task]
+        lengths = [row.length for row in ROWS.values() if row.task == task and row.length and row.length <= longest]
         lengths = list(dict.fromkeys(lengths))
         lines = [[name, *(_brief(form.format(length), by_row) for length in lengths)] for name, form in names.items()]
         unit = " in per cent" if headline.metric.startswith("accuracy") else ""
