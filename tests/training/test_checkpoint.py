@@ -100,6 +100,15 @@ def test_a_foreign_state(folder: Path, config: RunConfig, text: str) -> None:
         load(folder, config)
 
 
+@pytest.mark.parametrize("name", ["step", "best", "best_at", "since_best"])
+def test_a_state_with_words_for_numbers(folder: Path, config: RunConfig, name: str) -> None:
+    contents = json.loads((folder / "state.json").read_text())
+    contents["state"][name] = "../8"
+    (folder / "state.json").write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match=rf"state\.json' must be .*; ValueError: its {name} is '\.\./8'\.$"):
+        load(folder, config)
+
+
 def test_a_checkpoint_of_another_run(folder: Path, config: RunConfig) -> None:
     other = replace(config, model=replace(config.model, hidden_size=7))
     with pytest.raises(ValueError, match=r"must be a checkpoint of this run; .* with hidden_size 6 and not 7"):

@@ -31,6 +31,10 @@ from sab.training.config import TrainConfig, resolve_device
         ("eval_batches", 0),
         ("checkpoint_every", 0),
         ("stop_at", float("inf")),
+        ("patience", 0),
+        ("patience", 1.5),
+        ("keep", "worst"),
+        ("keep", None),
     ],
 )
 def test_wrong_options_are_named(option: str, value: Any) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
         ("lr", lambda config: replace(config, training=replace(config.training, lr=0.5))),
         ("eval_every", lambda config: replace(config, training=replace(config.training, eval_every=5))),
         ("iterations", lambda config: replace(config, training=replace(config.training, iterations=7))),
+        ("patience", lambda config: replace(config, training=replace(config.training, patience=3))),
+        ("keep", lambda config: replace(config, training=replace(config.training, keep="best"))),
     ],
 )
 def test_resuming_with_another_configuration_names_the_option(
@@ -160,6 +164,9 @@ def test_numpy_numbers_survive_json(config: RunConfig) -> None:
         ("result.json", "{", "it is not JSON"),
         ("result.json", '{"status": "finished"}', "it has other entries than one"),
         ("result.json", "wall_time", "its wall_time is 'long'"),
+        ("result.json", "valid", "its valid is 'long'"),
+        ("result.json", "best_at", "its best_at is 'long'"),
+        ("result.json", "colour", "it has other entries than one"),
     ],
 )
 def test_files_of_another_kind_are_told_in_plain_words(
@@ -167,11 +174,32 @@ def test_files_of_another_kind_are_told_in_plain_words(
 ) -> None:
     run_training(tmp_path / "run")
     path = tmp_path / "run" / name
-    if text == "wall_time":
-        text = json.dumps({**json.loads(path.read_text()), "wall_time": "long"})
-    path.write_text(text)
+    is_entry = text.isidentifier()
+    path.write_text(json.dumps({**json.loads(path.read_text()), text: "long"}) if is_entry else text)
     run = Run.open(str(tmp_path / "run"))
     with pytest.raises(ValueError, match=f"{reason}\\.$"):
         run.evaluations() if name == "metrics.jsonl" else run.result()
     with pytest.raises(TypeError, match=r"^run must be a path; got 3\.$"):
         Run.open(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_files_of_older_versions_are_read_with_the_defaults(tmp_path: Path, run_training: Train) -> None:
+    out = tmp_path / "run"
+    result = run_training(out)
+    (newest,) = (out / "checkpoint").iterdir()
+    for path, below, names in (
+        (out / "config.json", ["training"], ["patience", "keep"]),
+        (out / "result.json", [], ["valid", "best_at"]),
+        (newest / "state.json", ["config", "training"], ["patience", "keep"]),
+        (newest / "state.json", ["state"], ["best", "best_at", "since_best"]),
+    ):
+        contents = json.loads(path.read_text())
+        entries = reduce(getitem, below, contents)
+        for name in names:
+            del entries[name]
+        path.write_text(json.dumps(contents))
+    assert Run.open(out).result() == replace(result, valid={})
+    assert run_training(out, resume=True) == replace(result, valid={})
+    longer = run_training(out, resume=True, iterations=11)
+    assert (longer.status, longer.iterations, longer.best_at) == ("finished", 11, None)
+    assert longer.valid.keys() == longer.metrics.keys()

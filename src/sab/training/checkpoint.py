@@ -4,14 +4,20 @@ A checkpoint is a folder `step-00001000` with the weights (`model.safetensors`, 
 training needs (`training.safetensors`: Adam's moments, the random states) and `state.json`, which names the run's
 configuration and the digest of both files. It is written under another name, flushed to the disk and renamed, and
 only then is its predecessor removed: at every moment there is a complete one.
+
+The best weights of a run that keeps them are checkpoints too, in a folder of their own and without
+`training.safetensors`. A run that goes on from its newest checkpoint needs the best weights that this one knows of, so
+they stay until there is a checkpoint that knows of better ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,10 +29,13 @@ from torch import Tensor, nn
 from sab.errors import ValueMistake
 from sab.files import sync, writing
 from sab.models import SequenceModel
+from sab.tasks import Headline
 from sab.training.run import Run, RunConfig
 
 FORMAT = "sab checkpoint 1"
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
+WRITING = ".writing"
+"""What a checkpoint is called until it is complete."""
 
 
 @dataclass
@@ -39,6 +48,12 @@ class TrainingState:
     """Seconds spent so far."""
     solved_at: int | None = None
     """The step of the first evaluation that was good enough."""
+    best: float | None = None
+    """The best headline metric of an evaluation."""
+    best_at: int | None = None
+    """The step of that evaluation, of the first one among equals."""
+    since_best: int = 0
+    """How many evaluations there were since that one, or at all where none had a finite headline metric."""
     window: int = 0
     """How many iterations the four numbers below are about: those since the last evaluation."""
     seconds: float = 0.0
@@ -56,6 +71,15 @@ class TrainingState:
         self.grad_norm_sum += grad_norm
         self.grad_norm_max = max(self.grad_norm_max, grad_norm)
 
+    def compare(self, headline: Headline, value: float) -> bool:
+        """Counts one more evaluation; whether it is the best so far, which one that is not finite never is."""
+        is_better = math.isfinite(value) and (self.best is None or not headline.reaches(self.best, value))
+        if is_better:
+            self.best, self.best_at, self.since_best = value, self.step, 0
+        else:
+            self.since_best += 1
+        return is_better
+
     def start_window(self) -> None:
         """Forgets the iterations that an evaluation has reported."""
         self.window = 0
@@ -64,41 +88,36 @@ class TrainingState:
 
 def save(
     folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
-) -> None:
-    """Writes the checkpoint of this step, then removes older ones."""
-    final = folder / f"step-{state.step:08d}"
-    if final.exists():  # an iteration is deterministic, so it can only be the same one
-        return
-    temporary = folder / ".writing"
+) -> bool:
+    """Writes the checkpoint of this step, then removes older ones; whether there was none of this step yet."""
+    if _of_step(folder, state.step).exists():  # an iteration is deterministic, so it can only be the same one
+        return False
+    tensors = {MODEL: model.state_dict(), TRAINING: _training_tensors(model, optimizer)}
+    _write(folder, config, tensors, state)
+    remove_others(folder, {state.step})
+    return True
+
+
+def save_best(folder: Path, config: RunConfig, model: nn.Module, state: TrainingState) -> None:
+    """Writes the weights of this step, the best so far; others stay."""
+    _write(folder, config, {MODEL: model.state_dict()}, state)
+
+
+def remove_others(folder: Path, needed: Collection[int | None]) -> None:
+    """Removes all checkpoints but those of the steps that are needed, and what a crash left of one."""
     with writing(folder):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        save_file(_plain(model.state_dict()), temporary / MODEL)
-        save_file(_plain(_training_tensors(model, optimizer)), temporary / TRAINING)
-        contents = {
-            "format": FORMAT,
-            "config": config.to_json(),
-            "state": asdict(state),
-            "sha256": {name: _digest(temporary / name) for name in (MODEL, TRAINING)},
-        }
-        (temporary / STATE).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            sync(path)
-        os.rename(temporary, final)
-        sync(folder)
-        for older in _complete(folder)[:-1]:
-            shutil.rmtree(older)
+        shutil.rmtree(folder / WRITING, ignore_errors=True)
+        for one in _complete(folder):
+            if int(one.name.removeprefix("step-")) not in needed:
+                shutil.rmtree(one)
 
 
 def load(
     folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> TrainingState:
     """Puts the newest checkpoint into `model` and, where given, `optimizer` and the random states."""
-    complete = _complete(folder)
-    if not complete:
-        raise ValueMistake(f"{str(folder.parent)!r} must hold a checkpoint; there is none in {folder.name!r}.")
-    checkpoint = complete[-1]
-    state = _load_state(checkpoint, config)
+    checkpoint = _newest(folder)
+    state = _load_state(checkpoint, config, (MODEL, TRAINING))
     weights = _load_tensors(checkpoint / MODEL, model.state_dict())
     training = _load_tensors(checkpoint / TRAINING, _training_layout(model))
     model.load_state_dict(weights)
@@ -107,11 +126,69 @@ def load(
     return state
 
 
+def load_best(folder: Path, config: RunConfig, model: nn.Module, step: int) -> None:
+    """Puts the best weights, those of `step`, into `model`."""
+    check_best(folder, config, step)
+    model.load_state_dict(_load_tensors(_of_step(folder, step) / MODEL, model.state_dict()))
+
+
+def check_best(folder: Path, config: RunConfig, step: int) -> None:
+    """Whether the best weights, those of `step`, are there as they were written."""
+    if not _of_step(folder, step).is_dir():
+        raise ValueMistake(
+            f"{str(folder.parent)!r} must hold its best weights, those of iteration {step}; "
+            f"they are not in {folder.name!r}."
+        )
+    _load_state(_of_step(folder, step), config, (MODEL,))
+
+
 def load_model(run: Run, device: torch.device) -> SequenceModel:
-    """The model of a run with the weights of its newest checkpoint, ready to be evaluated."""
-    model = run.config.build_model(device)
-    load(run.checkpoints, run.config, model)
-    return model.eval()
+    """The model of a run, ready to be evaluated, with its best weights or, where it keeps none, its newest ones."""
+    return load_kept(run, device)[0]
+
+
+def load_kept(run: Run, device: torch.device) -> tuple[SequenceModel, int | None]:
+    """The same, and the iteration whose weights these are where they are the best ones, at the run's end or so far."""
+    model, best_at = run.config.build_model(device), _best_at(run)
+    if best_at is None:
+        load(run.checkpoints, run.config, model)
+    else:
+        load_best(run.best, run.config, model, best_at)
+    return model.eval(), best_at
+
+
+def _best_at(run: Run) -> int | None:
+    if run.config.training.keep == "last":
+        return None
+    result = run.result()
+    if result is None:
+        return _load_state(_newest(run.checkpoints), run.config, (MODEL, TRAINING)).best_at
+    return result.best_at
+
+
+def _of_step(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], state: TrainingState) -> None:
+    """Writes a checkpoint with the tensors of each file, in one move."""
+    temporary = folder / WRITING
+    with writing(folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, held in tensors.items():
+            save_file(_plain(held), temporary / name)
+        contents = {
+            "format": FORMAT,
+            "config": config.to_json(),
+            "state": asdict(state),
+            "sha256": {name: _digest(temporary / name) for name in tensors},
+        }
+        (temporary / STATE).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        for path in (*temporary.iterdir(), temporary, folder.parent):
+            sync(path)
+        os.rename(temporary, _of_step(folder, state.step))
+        sync(folder)
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -119,17 +196,27 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + "[0-9]" * 8))
 
 
-def _load_state(checkpoint: Path, config: RunConfig) -> TrainingState:
+def _newest(folder: Path) -> Path:
+    complete = _complete(folder)
+    if not complete:
+        raise ValueMistake(f"{str(folder.parent)!r} must hold a checkpoint; there is none in {folder.name!r}.")
+    return complete[-1]
+
+
+def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str]) -> TrainingState:
+    """The state of a checkpoint, which must be of a run of this configuration and have these files as written."""
     path = checkpoint / STATE
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
         if contents["format"] != FORMAT:
             raise ValueError(f"its format is {contents['format']!r}")
         state = TrainingState(**contents["state"])
-        if type(state.step) is not int:
-            raise ValueError(f"its step is {state.step!r} and not a whole number")
+        numbers = {"step": int, "best": int | float | None, "best_at": int | None, "since_best": int}
+        for name, kind in numbers.items():
+            if not isinstance(getattr(state, name), kind):
+                raise ValueError(f"its {name} is {getattr(state, name)!r}")
         stored = RunConfig.from_json(contents["config"])
-        digests = {name: contents["sha256"][name] for name in (MODEL, TRAINING)}
+        digests = {name: contents["sha256"][name] for name in files}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueMistake(f"{str(path)!r} must be the state of a checkpoint of sab; {_reason(error)}.") from error
     option = stored.difference(config)
@@ -200,7 +287,7 @@ def _restore_training(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         }
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies that share no memory, as safetensors wants them."""
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 

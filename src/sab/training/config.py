@@ -11,6 +11,7 @@ from sab.errors import ValueMistake, check_bool, check_choice, check_float, chec
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float64", "bfloat16"]
+Keep = Literal["last", "best"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class TrainConfig:
     """How many iterations lie between two checkpoints."""
     stop_at: float | None = None
     """Stop at the first evaluation whose headline metric is as good as this; None trains to the end."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a better headline metric; None trains to the end."""
+    keep: Keep = "last"
+    """Which weights a run ends with: the last ones, or those of the evaluation with the best headline metric."""
 
     def __post_init__(self) -> None:
         checked = {
@@ -58,6 +63,7 @@ class TrainConfig:
             "eval_every": check_int("eval_every", self.eval_every, 1),
             "eval_batches": check_int("eval_batches", self.eval_batches, 1, optional=True),
             "checkpoint_every": check_int("checkpoint_every", self.checkpoint_every, 1),
+            "patience": check_int("patience", self.patience, 1, optional=True),
         }
         if self.lr_decay is not None:
             checked["lr_decay"] = check_float("lr_decay", self.lr_decay, minimum=0, maximum=1)
@@ -70,6 +76,7 @@ class TrainConfig:
         check_bool("cuda_graph", self.cuda_graph)
         check_choice("device", self.device, get_args(Device))
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("keep", self.keep, get_args(Keep))
 
     def lr_at(self, step: int) -> float:
         """The learning rate after `step` iterations."""

@@ -25,7 +25,8 @@ class Progress:
         """Update number `step` was made, and its loss is known; on a GPU that is told of some updates only."""
 
     def evaluation(self, line: dict[str, Any]) -> None:
-        """An evaluation was written to metrics.jsonl as `line`."""
+        """An evaluation was written to metrics.jsonl as `line`, which here also tells the best so far: the headline
+        metric, `best`, and the iteration, `best_at`."""
 
     def end(self) -> None:
         """The run makes no further update."""
@@ -48,7 +49,7 @@ class Lines(Progress):
         step, speed = line["step"], line["iterations_per_second"]
         self._print(
             f"{self._start}{step:>{len(str(self._iterations))}}/{self._iterations}  loss {line['loss']:.4f}  "
-            f"{show_headline(self._headline, line['metrics'])}  gradient norm {line['grad_norm']:.2f}  "
+            f"{_show_evaluation(self._headline, line)}  gradient norm {line['grad_norm']:.2f}  "
             f"{speed:.1f} it/s  {show_seconds((self._iterations - step) / speed)} left"
         )
 
@@ -80,7 +81,7 @@ class Live(Progress):
         self._bars.update(self._bar, completed=step, loss=f"{loss:.4f}")
 
     def evaluation(self, line: dict[str, Any]) -> None:
-        self._bars.update(self._bar, headline=show_headline(self._headline, line["metrics"], self._headline.short))
+        self._bars.update(self._bar, headline=_show_evaluation(self._headline, line, self._headline.short))
 
     def end(self) -> None:
         self._bars.stop_task(self._bar)
@@ -124,6 +125,12 @@ def show_headline(headline: Headline, metrics: dict[str, float | None], name: st
     """The headline metric with its name, by default the full one."""
     value = metrics.get(headline.metric)
     return f"{name or headline.label} {'not finite' if value is None else headline.show(value)}"
+
+
+def _show_evaluation(headline: Headline, line: dict[str, Any], name: str | None = None) -> str:
+    """The headline metric, beside the best one where that is another."""
+    told, best = show_headline(headline, line["metrics"], name), line["best"]
+    return told if best is None or line["best_at"] == line["step"] else f"{told} (best {headline.show(best)})"
 
 
 def show_seconds(seconds: float) -> str:

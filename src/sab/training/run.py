@@ -1,4 +1,7 @@
-"""A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json."""
+"""A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json.
+
+One that keeps its best weights has them in best/.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import math
 import platform
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +30,7 @@ FREE_ON_RESUME = ("iterations", "device", "cuda_graph", "threads", "checkpoint_e
 so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
 another."""
 
-Status = Literal["finished", "solved", "diverged", "interrupted"]
+Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,17 @@ class Result:
     solved_at: int | None
     """The first evaluation, by its iteration, that reached `stop_at` or, without one, what the task calls solved."""
     metrics: dict[str, float | None]
-    """The final weights' metrics on the test split; None stands for NaN and infinity."""
+    """Metrics on the test split of the weights that the run ends with; None stands for NaN and infinity."""
     wall_time: float
     """Seconds of training and evaluation, over all resumptions."""
     device: str
     versions: dict[str, str]
     commit: str | None
     """Git commit of the sab package, where it is one's own checkout."""
+    valid: dict[str, float | None] = field(default_factory=dict)
+    """The same weights' metrics on the validation split; empty where an older version wrote the result."""
+    best_at: int | None = None
+    """The iteration whose weights these are, where the run keeps its best ones and there were any."""
 
 
 class Run:
@@ -168,7 +175,8 @@ class Run:
 
     def discard(self) -> None:
         """Removes what a run that never made an iteration has written, so that its folder can be used again."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for folder in (self.checkpoints, self.best):
+            shutil.rmtree(folder, ignore_errors=True)
         for path in (self.path / "config.json", *self.path.glob("events.out.tfevents.*")):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it holds something else
@@ -177,6 +185,10 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoint"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
 
     def check_resumable(self, config: RunConfig) -> None:
         """Whether the run can go on with `config`: it may differ only where that changes nothing computed so far."""
@@ -200,12 +212,12 @@ class Run:
         """Goes back to `step`, and on with `config`.
 
         What was logged after that step is dropped, and so is an evaluation off schedule: it marked an end that is
-        none any more.
+        none any more. The result goes first: without it a run is not at its end, whatever a crash leaves undone here.
         """
         every = config.training.eval_every
         kept = [line for line in self.evaluations() if line["step"] <= step and line["step"] % every == 0]
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         (self.path / "result.json").unlink(missing_ok=True)
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.config = config
         self._write_config()
 
@@ -246,12 +258,14 @@ class Run:
             stored = _read_json(path)
         except ValueError as error:
             raise ValueMistake(f"{str(path)!r} must be the result of a run; it is not JSON.") from error
-        names = {field.name for field in fields(Result)}
-        if not isinstance(stored, dict) or stored.keys() != names:
+        entries = fields(Result)
+        needed = {entry.name for entry in entries if entry.default is MISSING and entry.default_factory is MISSING}
+        if not isinstance(stored, dict) or not needed <= stored.keys() <= {entry.name for entry in entries}:
             raise ValueMistake(f"{str(path)!r} must be the result of a run; it has other entries than one.")
         kinds = {"status": str, "message": str, "iterations": int, "metrics": dict, "wall_time": int | float}
+        kinds |= {"valid": dict, "best_at": int | None}
         for name, kind in kinds.items():
-            if not isinstance(stored[name], kind):
+            if name in stored and not isinstance(stored[name], kind):
                 raise ValueMistake(f"{str(path)!r} must be the result of a run; its {name} is {stored[name]!r}.")
         return Result(**stored)
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from sab.models import SequenceModel
+from sab.tasks import Split
 from sab.training import checkpoint
 from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
@@ -52,11 +53,16 @@ class Trainer:
                 self.result = result
             else:
                 self._check_data()
+                if self._keeps_best and self.state.best_at is not None:
+                    checkpoint.check_best(self.run.best, config, self.state.best_at)
                 self.run.rewind(self.state.step, config)
+                checkpoint.remove_others(self.run.checkpoints, {self.state.step})
+                checkpoint.remove_others(self.run.best, {self.state.best_at})
         else:
             self._check_data()
             self.run, self.state = Run.create(out, config), TrainingState()
             self._save()
+        self._best_saved = self.state.best_at  # what the newest checkpoint knows of
         self._random = torch.get_rng_state()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._made = self.state.step
@@ -94,6 +100,8 @@ class Trainer:
         with self._turn():
             if interrupted:
                 self._read(self._updates)
+            if self.ending is None and self._ends_off_schedule():
+                self._evaluate()
             self.ending = self.ending or self._find_ending(interrupted)
             if self.ending is None:
                 self._iterate(self._updates)
@@ -102,15 +110,18 @@ class Trainer:
         """Writes what the run came to, once it has an ending."""
         assert self.ending is not None
         status, message = self.ending
-        state, training = self.state, self.config.training
+        state = self.state
         self.progress.end()
         result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(self.device))
         with self._turn():
             if status != "diverged":
                 self._save()
             if status != "interrupted":
-                metrics = evaluate_fully(self.model, self.config.task, training, "test")
-                result = replace(result, metrics=finite(metrics))
+                if self._keeps_best and state.best_at is not None:
+                    checkpoint.load_best(self.run.best, self.config, self.model, state.best_at)
+                    result = replace(result, best_at=state.best_at)
+                valid, test = (finite(self._evaluate_fully(split)) for split in ("valid", "test"))
+                result = replace(result, metrics=test, valid=valid)
                 self.run.finish(result)
         self.result = result
 
@@ -127,6 +138,10 @@ class Trainer:
         if self._is_new and self.state.step == 0 and self.result is None:
             self.run.discard()
 
+    @property
+    def _keeps_best(self) -> bool:
+        return self.config.training.keep == "best"
+
     def _check_data(self) -> None:
         self.config.task.check_data(self.config.training.batch_size)
 
@@ -140,8 +155,8 @@ class Trainer:
         training = self.config.training
         updates.make(self._made)
         self._made += 1
-        is_evaluated = self._made % training.eval_every == 0 or self._made == training.iterations
-        is_saved = self._made % training.checkpoint_every == 0
+        is_evaluated = self._made % training.eval_every == 0
+        is_saved = self._made % training.checkpoint_every == 0 or self._made == training.iterations
         if not (is_evaluated or is_saved or updates.wants_reading()):
             return
         self._read(updates)
@@ -159,7 +174,19 @@ class Trainer:
         if self.state.step > before:
             self.progress.iteration(self.state.step, updates.loss)
         if trouble is not None:
-            self.ending = "diverged", f"{trouble}; the weights were left as they were before it."
+            left = "the weights were left as they were before it"
+            if self._keeps_best and self.state.best_at is not None:
+                left += f", and the metrics are of the best ones, those of iteration {self.state.best_at}"
+            self.ending = "diverged", f"{trouble}; {left}."
+
+    def _ends_off_schedule(self) -> bool:
+        """Whether the last iteration was made and has an evaluation of its own.
+
+        A longer run has none there and must not see the difference: no checkpoint knows of it, and a run that is
+        resumed here makes it again.
+        """
+        training = self.config.training
+        return self._made == training.iterations and self._made % training.eval_every != 0
 
     def _find_ending(self, interrupted: bool) -> Ending | None:
         """Whether no further iteration is to follow, and why."""
@@ -168,12 +195,23 @@ class Trainer:
             return "solved", f"reached {headline.label} {headline.show(training.stop_at)} after {step} iterations."
         if step >= training.iterations:
             return "finished", f"finished all {step} iterations."
+        if training.patience is not None and self.state.since_best >= training.patience:
+            return "stopped", f"stopped after {step} iterations: {self._tell_best()}."
         if interrupted:
             return "interrupted", f"interrupted after {step} iterations."
         return None
 
+    def _tell_best(self) -> str:
+        """That there was nothing better for a while."""
+        headline, state = self.config.task.headline, self.state
+        evaluations = "1 evaluation" if state.since_best == 1 else f"{state.since_best} evaluations"
+        if state.best is None:
+            return f"no finite {headline.label} in {evaluations}"
+        best = f"iteration {state.best_at} ({headline.show(state.best)})"
+        return f"no better {headline.label} in {evaluations} since {best}"
+
     def _evaluate(self) -> None:
-        """Evaluates, logs, and notes whether the task is solved."""
+        """Evaluates, logs, and notes whether the task is solved and whether these are the best weights so far."""
         task, training, state = self.config.task, self.config.training, self.state
         started = time.perf_counter()
         metrics = evaluate(self.model, task, training, "valid")
@@ -181,6 +219,9 @@ class Trainer:
         threshold = task.headline.solved if training.stop_at is None else training.stop_at
         if state.solved_at is None and task.headline.reaches(metrics[task.headline.metric], threshold):
             state.solved_at = state.step
+        if state.compare(task.headline, metrics[task.headline.metric]) and self._keeps_best:
+            checkpoint.save_best(self.run.best, self.config, self.model, state)
+            checkpoint.remove_others(self.run.best, {state.best_at, self._best_saved})
         self._log(finite(metrics))
         # The end of a run may lie between two evaluations of a longer one, which must not see the difference.
         if state.step % training.eval_every == 0:
@@ -204,10 +245,16 @@ class Trainer:
         for name, value in scalars.items():
             self._events.add_scalar(name, math.nan if value is None else value, state.step)
         self._events.flush()
-        self.progress.evaluation(line)
+        self.progress.evaluation({**line, "best": state.best, "best_at": state.best_at})
+
+    def _evaluate_fully(self, split: Split) -> dict[str, float]:
+        return evaluate_fully(self.model, self.config.task, self.config.training, split)
 
     def _save(self) -> None:
-        checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state)
+        """Writes a checkpoint, where this step has none, which needs no best weights but those that it knows of."""
+        if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
+            self._best_saved = self.state.best_at
+            checkpoint.remove_others(self.run.best, {self._best_saved})
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
