@@ -603,6 +603,7 @@ def reproduce(
     results: Path = Path("results"),
     device: Device = "auto",
     together: int | None = None,
+    data_dir: Path | None = None,
     commit: str | None = None,
     show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
     status: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -619,7 +620,9 @@ def reproduce(
         out: Folder for the runs, which are skipped or continued where they are there already.
         results: Folder for the records, one JSON line a run in a file for each task.
         device: Where to train; auto takes CUDA where there is one.
-        together: How many runs take turns; None means 8 on a GPU, which one leaves mostly idle, and 1 elsewhere.
+        together: How many runs take turns; None means 8 on a GPU, which one leaves mostly idle, and 1 elsewhere. Runs
+            with a hidden size above 128 have it to themselves.
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
         commit: What the records give as the commit; None means that of the checkout that the code is in.
         show_list: Show the rows with the paper's values, and train nothing.
         status: Show what has ended, is under way or left, and train nothing.
@@ -632,20 +635,21 @@ def reproduce(
     chosen = find(tasks, None if rows is None else [pattern.strip() for pattern in rows.split(",")])
     numbers = _parse_seeds(seeds)
     if show_list:
-        print("\n".join(tables.listing(chosen)))
+        print("\n".join(tables.listing([row.on(data_dir) for row in chosen])))
         return DONE
     if status:
-        standings = runner.standings(runner.jobs_of(chosen, numbers, out, iterations, device), results)
+        standings = runner.standings(runner.jobs_of(chosen, numbers, out, iterations, device, data_dir), results)
         print("\n".join(tables.standing_lines(standings)))
         return DONE
     if report:
         return _report(results)
-    outcome = runner.reproduce(chosen, numbers, out, results, minutes, iterations, device, together, commit, Console())
+    options = minutes, iterations, device, together, commit, data_dir
+    outcome = runner.reproduce(chosen, numbers, out, results, *options, Console())
     for label, sentence in outcome.failed.items():
         print(f"sab: {label} failed: {sentence}", file=sys.stderr)
     if outcome.left:
         given = {"rows": rows, "seeds": seeds, "minutes": minutes, "iterations": iterations, "out": out}
-        given |= {"results": results, "device": device, "together": together, "commit": commit}
+        given |= {"results": results, "device": device, "together": together, "data-dir": data_dir, "commit": commit}
         words = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
         total = len(chosen) * len(numbers)
         print(f"{len(outcome.left)} of {total} runs are not at their end, the first of them {outcome.left[0].label}.")

@@ -17,6 +17,7 @@ class TinyRow(Row):
     def config(self, seed: int, iterations: int | None = None, device: str = "auto") -> RunConfig:
         config = super().config(seed, 6 if iterations is None else iterations, device)
         training = replace(config.training, batch_size=3, eval_every=2, eval_batches=1, checkpoint_every=4, threads=1)
+        training = replace(training, precision="float32")
         return replace(config, model=replace(config.model, hidden_size=6), training=training)
 
 

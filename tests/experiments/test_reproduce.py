@@ -17,14 +17,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from sab.data import DATASETS
 from sab.errors import Mistake
 from sab.experiments import progress, records
 from sab.experiments import reproduce as runner
 from sab.experiments.locks import Lock
 from sab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
-from sab.experiments.tables import Row
-from sab.tasks import Copying
-from sab.training import Run, train, trainer, updates
+from sab.experiments.tables import Row, find
+from sab.tasks import PTB, Copying
+from sab.training import Run, RunConfig, train, trainer, updates
+from tests.experiments.conftest import TinyRow
 
 CLOCK = ("wall_time", "date", "together")
 
@@ -72,12 +74,13 @@ def test_a_record_has_all_that_a_number_depends_on(rows: list[Row]) -> None:
             result = run.result()
             assert result is not None
             assert record["config"] == row.config(seed).to_json()
-            assert {name: record[name] for name in ("status", "iterations", "metrics", "device", "versions")} == {
-                name: getattr(result, name) for name in ("status", "iterations", "metrics", "device", "versions")
-            }
+            names = ("status", "iterations", "metrics", "valid", "best_at", "device", "versions")
+            assert {name: record[name] for name in names} == {name: getattr(result, name) for name in names}
+            assert record["valid"].keys() == record["metrics"].keys()
+            assert (record["data"], record["epochs"], record["best_at"]) == (row.task, None, None)
             assert record["commit"] == "abc"
             assert [point["step"] for point in record["history"]] == [2, 4, 6]
-            assert record["history"][-1].keys() == {"step", "loss", "metrics", "grad_norm_max"}
+            assert record["history"][-1].keys() == {"step", "loss", "metrics", "grad_norm", "grad_norm_max"}
             assert record["together"] == 1
 
 
@@ -333,10 +336,11 @@ def test_a_run_may_be_given_more_iterations(rows: list[Row]) -> None:
 
 def test_at_most_forty_points_and_the_last_among_them() -> None:
     evaluations = [
-        {"step": step, "loss": 1.0, "metrics": {}, "grad_norm_max": float(step == 7), "grad_norm": 0.0}
+        {"step": step, "loss": 1.0, "metrics": {}, "grad_norm_max": float(step == 7), "grad_norm": step % 2}
         for step in range(1, 202)
     ]
     points = records.thinned(evaluations)
+    assert all(0 < point["grad_norm"] < 1 for point in points), "a mean over those in between"
     assert len(points) <= 40
     assert points[-1]["step"] == 201
     assert max(point["grad_norm_max"] for point in points) == 1.0, "a spike is not lost"
@@ -402,6 +406,108 @@ def test_snapshots_leave_the_run_as_it_is(rows: list[Row]) -> None:
     call([replace(rows[0], moments=())], seeds=[0])
     plain = Run.open(Path("runs") / rows[0].id / "seed0").evaluations()
     assert [line["metrics"] for line in watched] == [line["metrics"] for line in plain]
+
+
+@pytest.fixture
+def stored_rows(tiny_data: Path) -> list[Row]:
+    sab = TinyRow("ptb", None, "sab", 4, 2, reading="ours")
+    return [sab, TinyRow("text8", None, "tbptt", 4), TinyRow("mnist", None, "bptt", options={"permuted": True})]
+
+
+def test_tasks_with_data(stored_rows: list[Row], rows: list[Row]) -> None:
+    outcome = call([*stored_rows, rows[2]], seeds=[0], iterations=3)
+    assert (outcome.failed, outcome.left) == ({}, [])
+    found = {record["task"]: record for record in outcome.recorded}
+    assert {task: record["data"] for task, record in found.items()} == {
+        "ptb": "ptb",
+        "text8": "text8",
+        "mnist": "permuted mnist",
+        "copying": "copying",
+    }
+    assert found["ptb"]["epochs"] == pytest.approx(3 / 1567)
+    for task in ("ptb", "text8"):
+        assert found[task]["valid"].keys() == found[task]["metrics"].keys()
+        assert found[task]["metrics"].keys() == {"bits_per_character", "bits_per_character_carried"}
+    assert found["mnist"]["best_at"] in (2, 3)
+    points = {point["step"]: point["metrics"]["accuracy"] for point in found["mnist"]["history"]}
+    assert points[found["mnist"]["best_at"]] == max(points.values())
+
+
+def test_numbers_of_the_text8_prefix_are_called_so(stored_rows: list[Row], tiny_data: Path, tmp_path: Path) -> None:
+    prefix = DATASETS["text8 prefix"].files[0].name
+    (tmp_path / "data/text8").mkdir(parents=True)
+    (tmp_path / "data/text8" / prefix).write_bytes((tiny_data / "text8" / prefix).read_bytes())
+    told = io.StringIO()
+    options: dict[str, Any] = {"seeds": [0], "iterations": 2, "data_dir": tmp_path / "data"}
+    (record,) = call(stored_rows[1:2], **options, console=Console(file=told, width=200)).recorded
+    assert record["data"] == "text8 prefix"
+    assert record["config"]["task"]["part"] == "prefix"
+    assert "(text8 prefix) by the weights of iteration 2, after 2 iterations" in told.getvalue()
+    jobs = jobs_of(stored_rows[1:2], [0], Path("runs"), 2, data_dir=tmp_path / "data")
+    (standing,) = standings(jobs, Path("results"))
+    assert "(text8 prefix)" in standing.told
+    Path("runs").rename("elsewhere")
+    (standing,) = standings(jobs, Path("results"))
+    assert (standing.state, standing.told.endswith(" (text8 prefix)")) == ("recorded", True)
+
+
+def test_missing_data_are_told_once_and_the_others_go_on(stored_rows: list[Row], rows: list[Row]) -> None:
+    empty = Path("empty")
+    outcome = call([*stored_rows, *rows[2:]], data_dir=empty)
+    assert outcome.failed.keys() == {"ptb", "text8", "mnist"}
+    where = "'ptb.train.txt' is not in 'empty/ptb': get it with: sab data get ptb"
+    assert outcome.failed["ptb"] == f"data_dir must hold ptb; {where}."
+    assert [job.row.id for job in outcome.left if job.seed == 0] == [
+        row.id for row in sorted(stored_rows, key=lambda row: -row.config(0).task.steps)
+    ]
+    assert len(outcome.recorded) == 4
+    with pytest.raises(Mistake, match=r"^data_dir must hold ptb; .*: sab data get ptb\.$"):
+        call(stored_rows[:1], data_dir=empty, out=Path("none"))
+    with pytest.raises(Mistake, match=r"data_dir must hold mnist; .* data_dir must hold ptb; "):
+        call([stored_rows[0], stored_rows[2]], data_dir=empty, out=Path("none"))
+    assert not Path("none").exists()
+
+
+def test_what_has_ended_needs_no_data(stored_rows: list[Row]) -> None:
+    call(stored_rows[:1], seeds=[0], iterations=2)
+    Path("results/ptb.jsonl").unlink()
+    outcome = call(stored_rows[:2], seeds=[0], iterations=2, data_dir=Path("empty"))
+    assert ([record["task"] for record in outcome.recorded], list(outcome.failed)) == (["ptb"], ["text8"])
+
+
+class GettingWorse(TinyRow):
+    def config(self, seed: int, iterations: int | None = None, device: str = "auto") -> RunConfig:
+        config = super().config(seed, iterations, device)
+        return replace(config, training=replace(config.training, lr=50.0, eval_every=1, patience=2))
+
+
+@pytest.mark.usefixtures("tiny_data")
+def test_a_run_that_was_stopped_is_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = GettingWorse("ptb", None, "tbptt", 4)
+    (record,) = call([row], seeds=[0], iterations=40).recorded
+    assert record["status"] == "stopped"
+    assert record["iterations"] == record["best_at"] + 2 < 40
+    monkeypatch.setattr(PTB, "loss", lambda *_: pytest.fail("trained again"))
+    outcome = call([row], seeds=[0], iterations=40)
+    assert (outcome.recorded, outcome.left) == ([], [])
+    (standing,) = standings(jobs_of([row], [0], Path("runs"), 40), Path("results"))
+    assert (standing.state, standing.iterations) == ("ended", record["iterations"])
+
+
+def test_a_large_model_has_the_device_to_itself(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Job, "is_large", property(lambda job: job.row.method == "tbptt"))
+        outcome = call(rows, together=3)
+        assert (outcome.failed, outcome.left) == ({}, [])
+        assert [record["row"] for record in outcome.recorded[::4]] == [rows[2].id] * 2, "large ones first"
+        together = {(record["row"], record["seed"]): record["together"] for record in outcome.recorded}
+        assert [together.pop((rows[2].id, seed)) for seed in (0, 1)] == [1, 1]
+        assert set(together.values()) == {3}
+        Path("runs").rename("before")
+        outcome = call(rows, together=3, minutes=9)
+        assert [record["row"] for record in outcome.recorded[3::4]] == [rows[2].id] * 2, "or last"
+    sizes = {job.row.task: job.is_large for job in jobs_of(find(), [0], Path("runs"))}
+    assert sizes == {"copying": False, "adding": False, "ptb": True, "text8": True, "mnist": False}
 
 
 def test_a_shorter_trial_does_not_replace_a_record(rows: list[Row]) -> None:

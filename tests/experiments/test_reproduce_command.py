@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sab import cli
 from sab.experiments import progress, records, tables
+from sab.experiments.recipe import OURS
+from sab.experiments.settings import PAPERS
 from sab.experiments.tables import Row
 from sab.tasks import Copying
 
@@ -117,6 +120,48 @@ def test_a_failure_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys
         "(more in runs/reproduce/copying-4-tbptt-2/seed0.error.txt)\n"
     )
     assert "1 of 2 runs are not at their end" in told.out
+
+
+@pytest.fixture
+def small_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables' own rows, with models and batches that take little time."""
+    monkeypatch.undo()
+    for settings_of in (PAPERS, OURS):
+        for task, setting in settings_of.items():
+            monkeypatch.setitem(settings_of, task, replace(setting, hidden_size=8, batch_size=16))
+
+
+@pytest.mark.usefixtures("small_settings", "tiny_data")
+def test_rows_of_tasks_with_data(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = ["ptb-tbptt-5", "ptb-sab-5-10-ours-gru", "text8-sab-5-5-as-written", "mnist-sab-14-10-as-released"]
+    options = ["--seeds", "0", "--iterations", "2", "--data-dir", str(tiny_folder)]
+    monkeypatch.delenv("SAB_DATA")
+    assert run("ptb", "text8", "mnist", "--rows", ",".join(wanted), *options) == 0
+    found = [record for task in ("ptb", "text8", "mnist") for record in records.load(task, Path("results"))]
+    assert sorted(record["row"] for record in found) == sorted(wanted)
+    for record in found:
+        assert (record["status"], record["iterations"], record["best_at"]) == ("finished", 2, 2)
+        assert record["valid"]
+
+
+@pytest.mark.usefixtures("small_settings", "tiny_data")
+def test_without_data_one_sentence_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAB_DATA", "nowhere")
+    get = "get it with: sab data get"
+    told = f"--data-dir must hold ptb; 'ptb.train.txt' is not in 'nowhere/ptb': {get} ptb."
+    assert mistake(capsys, "ptb") == told
+    assert mistake(capsys, "ptb", "--data-dir", "there") == told.replace("nowhere", "there")
+    assert not any(tmp_path.iterdir())
+    rows = "mnist-*,adding-200-bptt"
+    assert run("mnist", "adding", "--rows", rows, "--seeds", "0", "--minutes", "1e-9", "--data-dir", "there") == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("sab: mnist failed: data_dir must hold mnist; ")
+    assert shown.err.count("\n") == 1
+    assert "--device auto --data-dir there\n" in shown.out
 
 
 def test_mistakes_are_one_sentence(capsys: Capture) -> None:

@@ -61,6 +61,20 @@ def test_the_queue_is_asked_only_when_there_is_a_place() -> None:
     assert [stand.result for stand in opened] == ["finished", "finished"]
 
 
+def test_the_queue_may_keep_one_back() -> None:
+    first, large = Stand(2), Stand(1)
+
+    def queue() -> Iterator[Stand | None]:
+        yield first
+        while first.result is None:
+            yield None
+        yield large
+
+    order = ["large" if stand is large else "first" for stand, _ in play(queue(), 2)]
+    assert order == ["first"] * 3 + ["large"] * 2
+    assert large.result == "finished"
+
+
 def test_a_slow_one_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(turns.time, "sleep", pauses.append)

@@ -7,10 +7,12 @@ import json
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from sab.errors import ValueMistake
 from sab.experiments.locks import locked
+from sab.experiments.settings import epochs_in
 from sab.experiments.tables import Row
 from sab.files import write_text, writing
 from sab.training.run import Run
@@ -21,6 +23,7 @@ SCHEMA = 1
 MOST_POINTS = 40
 """How many evaluations a record keeps."""
 NEEDED = {"row", "seed", "config", "status", "message", "iterations", "solved_at", "metrics", "history", "wall_time"}
+"""What every record has; older ones lack what `make` has besides."""
 
 
 def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) -> Record:
@@ -28,8 +31,10 @@ def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) 
     result = run.result()
     assert result is not None
     told = vars(result)
-    record = {"schema": SCHEMA, "row": row.id, "task": row.task, "seed": run.config.training.seed}
+    task = run.config.task
+    record = {"schema": SCHEMA, "row": row.id, "task": row.task, "data": task.title, "seed": run.config.training.seed}
     record |= {name: told[name] for name in ("status", "message", "iterations", "solved_at", "metrics", "wall_time")}
+    record |= {"valid": result.valid, "best_at": result.best_at, "epochs": epochs_in(task, result.iterations)}
     record["together"] = beside.get("together", 1)
     record["other_lengths"] = beside.get("other_lengths", {})
     record |= {"device": result.device, "versions": result.versions, "commit": commit or result.commit}
@@ -42,13 +47,15 @@ def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) 
 
 
 def thinned(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most MOST_POINTS evaluations, the last among them; the largest gradient norm is that since the one before."""
+    """At most MOST_POINTS evaluations, the last among them; gradient norms are about all since the one before."""
     every = max(ceil(len(evaluations) / MOST_POINTS), 1)
     kept: list[dict[str, Any]] = []
     for end in range(len(evaluations), 0, -every):
         group = evaluations[max(end - every, 0) : end]
         point = {name: group[-1][name] for name in ("step", "loss", "metrics")}
-        kept.append({**point, "grad_norm_max": max(line["grad_norm_max"] for line in group)})
+        norms = {"grad_norm": fmean(line["grad_norm"] for line in group)}
+        norms["grad_norm_max"] = max(line["grad_norm_max"] for line in group)
+        kept.append({**point, **norms})
     return kept[::-1]
 
 

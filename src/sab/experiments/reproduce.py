@@ -3,7 +3,8 @@
 A row's run from seed k is the folder `<out>/<row id>/seed<k>`, an ordinary run; what else is known of it (the attention
 at some moments, the tests at other lengths, how many ran at once) is in `seed<k>.json` beside it. All runs of the
 first seed come before those of the second, so that what is there after a while is broad. Within a seed the longest
-come first, which fills a device best, but where a time limit is set the shortest do, so that most rows are there.
+come first, which fills a device best, but where a time limit is set the shortest do, so that most rows are there. Large
+models, which fill a device alone, come before all others, or after them where a time limit is set.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from sab import data
 from sab.errors import Mistake, ValueMistake, check_float, check_int
 from sab.experiments import records
 from sab.experiments.locks import Lock
@@ -28,7 +30,7 @@ from sab.experiments.progress import Board
 from sab.experiments.records import Record
 from sab.experiments.tables import Row
 from sab.files import write_text, writing
-from sab.tasks import Task
+from sab.tasks import StoredTask, Task
 from sab.training import Result, Run, RunConfig, evaluate
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
@@ -42,6 +44,8 @@ from sab.training.turns import by_turns
 
 TOGETHER = {"cuda": 8, "cpu": 1}
 """How many runs take turns on each type of device."""
+LARGEST_SMALL = 128
+"""The hidden size up to which runs share a device; with a larger one a run has it to itself."""
 OTHER_LENGTH_BATCHES = 4
 """How many batches a test at another length takes its means over."""
 LONGEST_END = 15.0
@@ -77,6 +81,17 @@ class Job:
     def cost(self) -> int:
         """What the run takes, in steps of sequences."""
         return self.config.training.iterations * self.config.task.steps
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the run fills a device alone."""
+        return self.config.model.hidden_size > LARGEST_SMALL
+
+    @property
+    def dataset(self) -> str | None:
+        """The data set that it reads, if it reads one."""
+        task = self.config.task
+        return task.dataset if isinstance(task, StoredTask) else None
 
     def stored(self) -> Run | None:
         """The run in its folder, if there is one that can go on; it must be of this configuration."""
@@ -124,7 +139,7 @@ class Outcome:
     recorded: list[Record] = field(default_factory=list)
     """The records that it wrote."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why a run could not go on, in a sentence, by its label."""
+    """Why a run could not go on, in a sentence, by its label; why none on a data set could, by the data set's name."""
     left: list[Job] = field(default_factory=list)
     """The runs that are not at their end, the failed ones among them."""
     was_interrupted: bool = False
@@ -132,11 +147,27 @@ class Outcome:
 
 
 def jobs_of(
-    rows: Iterable[Row], seeds: Iterable[int], out: Path, iterations: int | None = None, device: str = "auto"
+    rows: Iterable[Row],
+    seeds: Iterable[int],
+    out: Path,
+    iterations: int | None = None,
+    device: str = "auto",
+    data_dir: Path | None = None,
 ) -> list[Job]:
-    """The runs of some rows, seed by seed."""
+    """The runs of some rows, seed by seed, on the data that are in the folder."""
     check_int("iterations", iterations, 1, optional=True)
-    return [Job(row, row.config(seed, iterations, device), out) for seed in check_seeds(seeds) for row in rows]
+    rows = [row.on(data_dir) for row in rows]
+    return [
+        Job(row, _reading_from(data_dir, row.config(seed, iterations, device)), out)
+        for seed in check_seeds(seeds)
+        for row in rows
+    ]
+
+
+def _reading_from(data_dir: Path | None, config: RunConfig) -> RunConfig:
+    if not isinstance(config.task, StoredTask):
+        return config
+    return replace(config, task=replace(config.task, data_dir=data_dir))
 
 
 def reproduce(
@@ -149,12 +180,14 @@ def reproduce(
     device: str = "auto",
     together: int | None = None,
     commit: str | None = None,
+    data_dir: Path | None = None,
     console: Console | None = None,
 ) -> Outcome:
     """Trains every row from every seed and records what it came to; what is at its end already is left as it is.
 
     After `minutes`, and at Ctrl-C, all runs that are under way write their checkpoints, and the next call goes on
-    with them. A run that diverges has a record that says so; one that fails leaves the others to go on.
+    with them. A run that diverges has a record that says so; one that fails leaves the others to go on, and so do
+    those whose data are not there. It is a mistake where that is so of all.
     """
     started = time.monotonic()
     where = resolve_device(device)
@@ -166,24 +199,42 @@ def reproduce(
     if not rows:
         raise ValueMistake("rows must be at least one; got none.", "rows")
     seeds = check_seeds(seeds)
-    jobs = jobs_of(rows, seeds, out, iterations, device)
-    jobs.sort(key=lambda job: job.cost if minutes is not None else -job.cost)
+    jobs = jobs_of(rows, seeds, out, iterations, device, data_dir)
+    jobs.sort(key=lambda job: (job.is_large, job.cost), reverse=minutes is None)
     jobs.sort(key=lambda job: seeds.index(job.seed))
+    have_ended = {job.label for job in jobs if job.result() is not None}  # a mistake shows before anything is trained
+    missing = _missing_data([job for job in jobs if job.label not in have_ended])
+    lacking = {job.label for job in jobs if job.dataset in missing} - have_ended
+    if len(lacking) == len(jobs):
+        raise ValueMistake(" ".join(missing.values()), "data_dir")
     for option, folder in (("out", out), ("results", results)):
         with writing(folder, option):
             folder.mkdir(parents=True, exist_ok=True)
-    have_ended = {job.label for job in jobs if job.result() is not None}  # a mistake shows before anything is trained
     with (
         torch_settings(jobs[0].config.training, where),
         Interrupt() as interrupt,
-        Board(console or Console(), len(jobs)) as board,
+        Board(console or Console(), len(jobs) - len(lacking)) as board,
     ):
         runner = _Runner(
             jobs, results, where, board, lambda: interrupt.requested or time.monotonic() >= deadline, commit
         )
-        runner.run(together, have_ended)
+        runner.outcome.failed |= missing
+        runner.run(together, have_ended, lacking)
         runner.outcome.was_interrupted = interrupt.requested
     return runner.outcome
+
+
+def _missing_data(jobs: Iterable[Job]) -> dict[str, str]:
+    """Why a data set that some jobs read cannot be had, in a sentence, by its name."""
+    missing: dict[str, str] = {}
+    for dataset, job in {job.dataset: job for job in jobs if job.dataset}.items():
+        task = job.config.task
+        assert isinstance(task, StoredTask)
+        try:
+            data.load(dataset, task.data_dir)  # and to load it once more takes no time
+        except Mistake as mistake:
+            missing[dataset] = str(mistake)
+    return missing
 
 
 @dataclass
@@ -214,26 +265,32 @@ class _Runner:
         self._going: dict[Trainer, _Going] = {}
         self._done: set[str] = set()
 
-    def run(self, together: int, have_ended: set[str]) -> None:
-        """Trains what is not at its end, and records what is."""
+    def run(self, together: int, have_ended: set[str], lacking: set[str]) -> None:
+        """Trains what is not at its end but for what lacks its data, and records what is."""
         for job in self._jobs:
             if job.label in have_ended:
                 self._try(job, self._record_old)
-        waiting = [job for job in self._jobs if job.label not in have_ended]
+        waiting = [job for job in self._jobs if job.label not in have_ended | lacking]
         try:
-            for trainer, error in by_turns(self._opened(waiting), together, self._is_over):
+            for trainer, error in by_turns(self._opened(waiting, together), together, self._is_over):
                 self._took_turn(trainer, error)
         finally:
             for trainer in list(self._going):
                 self._close(trainer)
         self.outcome.left = [job for job in self._jobs if job.label not in self._done]
 
-    def _opened(self, waiting: Iterable[Job]) -> Iterator[Trainer]:
-        """Trainers that have begun, each when there is a place for it."""
+    def _opened(self, waiting: Iterable[Job], together: int) -> Iterator[Trainer | None]:
+        """Trainers that have begun, each when there is room for it; None while there is none."""
         for job in waiting:
+            while not self._has_room(job, together) and not self._is_over():
+                yield None
             if self._is_over():
                 return
             yield from self._try(job, self._open) or []
+
+    def _has_room(self, job: Job, together: int) -> bool:
+        going = [going.job for going in self._going.values()]
+        return len(going) < together and not (going and (job.is_large or any(one.is_large for one in going)))
 
     def _open(self, job: Job) -> list[Trainer]:
         lock = Lock(job.folder.with_suffix(".lock"))
@@ -368,14 +425,22 @@ def _at_length(task: Task, length: int) -> Task:
 
 def _line(job: Job, result: Result) -> str:
     """What a person reads of a run at its end."""
-    headline = job.config.task.headline
-    if result.status == "diverged":
-        told = f"diverged: {result.message.partition(';')[0]}"
+    told = show_headline(job.config.task.headline, result.metrics) + _in_brackets(job)
+    if result.best_at is not None:
+        told += f" by the weights of iteration {result.best_at}, after {result.iterations} iterations"
     else:
-        told = show_headline(headline, result.metrics)
         solved = "not solved" if result.solved_at is None else f"solved after {result.solved_at}"
         told += f" after {result.iterations} iterations ({solved})"
+    if result.status == "diverged":
+        diverged = f"diverged: {result.message.partition(';')[0]}"
+        told = diverged if result.best_at is None else f"{told}; {diverged}"
     return f"{job.label}: {told}, {show_seconds(result.wall_time)}"
+
+
+def _in_brackets(job: Job) -> str:
+    """What goes with a number where the task's name is not enough."""
+    task = job.config.task
+    return f" ({task.title})" if task.title != task.name else ""
 
 
 # Where things stand
@@ -417,9 +482,10 @@ def _standing(job: Job, record: Record | None) -> Standing:
             told = _line(job, result).removeprefix(f"{job.label}: ")
             return Standing(job, "ended" if record is not None else "unrecorded", result.iterations, told)
         lines = run.evaluations()
-        told = show_headline(headline, lines[-1]["metrics"]) if lines else ""
+        told = show_headline(headline, lines[-1]["metrics"]) + _in_brackets(job) if lines else ""
         return Standing(job, "under way", job.made() or 0, told)
     if record is not None:
         told = "diverged" if record["status"] == "diverged" else show_headline(headline, record["metrics"])
+        told += f" ({record['data']})" if record.get("data", job.row.task) != job.row.task else ""
         return Standing(job, "recorded", record["iterations"], told)
     return Standing(job, "left", 0, "")

@@ -47,6 +47,8 @@ class Setting:
             eval_every=every,
             eval_batches=None,
             checkpoint_every=every,
+            patience=self.patience,
+            keep="best",
         )
         sizes: dict[str, Any] = {"hidden_size": self.hidden_size, "input_scale": self.input_scale}
         return RunConfig(task, ModelConfig(**sizes, **model), training)

@@ -12,13 +12,14 @@ PAUSE = 1e-4
 
 
 def by_turns(
-    queue: Iterator[Trainer], together: int, is_over: Callable[[], bool]
+    queue: Iterator[Trainer | None], together: int, is_over: Callable[[], bool]
 ) -> Iterator[tuple[Trainer, Exception | None]]:
     """Brings up to `together` trainers of the queue, which have begun, to their end; yields each after its turn.
 
     One that has ended has its `result`, and the next of the queue takes its place; so it does where a turn failed,
     with the error beside the trainer. Once `is_over`, all end as interrupted; to open no further ones is the queue's
-    part. A trainer whose device still has enough to do is passed over, so that a slow one keeps no other waiting.
+    part. Where it gives None, the next one needs more room than there is, and it is asked again after a turn. A trainer
+    whose device still has enough to do is passed over, so that a slow one keeps no other waiting.
     """
     going: list[Trainer] = []
     while True:
