@@ -6,6 +6,7 @@ import builtins
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from sab.experiments.demo import RECIPE, demo
 from sab.models import ModelConfig
 from sab.ops import dispatch
 from sab.tasks import TASKS, Adding, Copying
-from sab.training import Run
+from sab.training import Run, trainer
 from sab.training.run import Result
 
 TINY = ["--hidden-size", "6", "--k-top", "2", "--k-trunc", "4", "--batch-size", "3"]
@@ -100,7 +101,8 @@ def test_train_has_the_flags_of_its_dataclasses(capsys: Capture) -> None:
     told = capsys.readouterr().out
     flags = """--length --encoding --method --cell --hidden-size --num-layers --k-top --k-att --k-trunc --scorer
         --weighting --forward --incorporate --readout --iterations --batch-size --lr --clip --seed --device
-        --precision --cuda-graph --no-cuda-graph --threads --eval-every --stop-at --seeds --out --resume"""
+        --precision --cuda-graph --no-cuda-graph --threads --eval-every --stop-at --patience --keep --seeds --out
+        --resume"""
     for flag in flags.split():
         assert f" {flag} " in told or f" {flag}," in told, flag
     assert "(default: 20000)" in told, "the task's recipe"
@@ -205,6 +207,71 @@ def test_a_prefix_is_labelled_wherever_a_figure_comes_from_it(capsys: Capture, t
     (Path("alone") / "text8" / name).write_bytes((tiny_data / "text8" / name).read_bytes())
     told = mistake(capsys, "train", "text8", "--data-dir", "alone", *TINY)
     assert told == "--part must be prefix where 'alone' holds the text8 prefix alone; got 'full'."
+
+
+@pytest.fixture
+def best(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run on ptb that was best after 2 iterations, and stopped."""
+    bits = iter((3.0, 4.0, 5.0))
+    monkeypatch.setattr(trainer, "evaluate", lambda *_: {"bits_per_character": next(bits)})
+    options = ["--eval-every", "2", "--iterations", "20", "--patience", "2", "--keep", "best"]
+    assert run("train", "ptb", "--length", "20", *TINY, *options, "--out", "stopped") == 0
+    return Path("stopped")
+
+
+def test_a_run_that_stops_and_keeps_its_best_weights(best: Path, capsys: Capture) -> None:
+    *progress, stopped, unseen, _ = capsys.readouterr().out.splitlines()
+    assert [re.search(r"bits per character [\d.]+( \(.*?\))?", line)[0] for line in progress[1:]] == [  # pyright: ignore
+        "bits per character 3.000",
+        "bits per character 4.000 (best 3.000)",
+        "bits per character 5.000 (best 3.000)",
+    ]
+    assert stopped == (
+        "Stopped after 6 iterations: no better bits per character in 2 evaluations since iteration 2 (3.000)."
+    )
+    result = json.loads((best / "result.json").read_text())
+    shown = f"{result['metrics']['bits_per_character']:.3f}"
+    assert unseen == f"On unseen data, by the weights of iteration 2: bits per character {shown}."
+    assert (result["status"], result["best_at"]) == ("stopped", 2)
+    for split, metrics in (("test", "metrics"), ("valid", "valid")):
+        assert run("eval", best, "--split", split) == 0
+        told = capsys.readouterr().out
+        assert all(line.endswith("  # weights of iteration 2") for line in told.splitlines())
+        assert {line.split()[0]: float(line.split()[1]) for line in told.splitlines()} == pytest.approx(
+            result[metrics], rel=1e-5
+        )
+    assert run("info", best) == 0
+    told = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (told["status"], told["keep"], told["patience"], told["best_at"]) == ("stopped", "best", "2", "2")
+    assert float(told["valid bits_per_character"]) == result["valid"]["bits_per_character"]
+    assert (told["last evaluation"], told["last valid bits_per_character"]) == ("iteration 6", "5.0")
+
+
+def test_best_weights_where_a_run_is_used(best: Path, tiny_data: Path, capsys: Capture) -> None:
+    (last,) = (best / "checkpoint").iterdir()
+    shutil.rmtree(last)  # it is not needed
+    capsys.readouterr()
+    assert run("score", best, tiny_data / "ptb" / "ptb.test.txt.xz") == 0
+    *figures, characters, skipped = capsys.readouterr().out.splitlines()
+    assert all(line.endswith("  # weights of iteration 2") for line in figures)
+    assert not any("#" in line for line in (characters, skipped))
+    assert run("sample", best, "--length", "5") == 0
+    assert run("plot", best) == 0
+    (best / "best" / "step-00000002" / "model.safetensors").write_bytes(b"PK")
+    for command in ("eval", "sample", "plot"):
+        assert "must be as it was written; it is truncated or was altered" in mistake(capsys, command, best)
+    shutil.rmtree(best / "best")
+    told = mistake(capsys, "eval", best)
+    assert told == "'stopped' must hold its best weights, those of iteration 2; they are not in 'best'."
+
+
+def test_a_prefix_and_the_best_weights_are_told_together(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--length", "20", "--part", "prefix", "--keep", "best", "--eval-every", "6", "--seeds", "0"]
+    assert run("train", "text8", *TINY, *options, "--out", "run") == 0
+    told = capsys.readouterr().out
+    assert re.search(r"On unseen data, by the weights of iteration 6: bits per .* \(text8 prefix\)\.", told)
+    assert run("eval", "run/seed-0", "--batches", "1") == 0
+    assert capsys.readouterr().out.endswith("  # text8 prefix, weights of iteration 6\n")
 
 
 def test_sample(characters: Path, capsys: Capture) -> None:
@@ -397,6 +464,8 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
         (["train", "copying", "--lr", "0"], "--lr must be a finite number above 0; got 0.0."),
         (["train", "copying", "--lr", "nan"], "--lr must be a finite number above 0; got nan."),
         (["train", "copying", "--clip", "-1"], "--clip must be a finite number above 0; got -1.0."),
+        (["train", "copying", "--patience", "0"], "--patience must be a whole number of at least 1, or None; got 0."),
+        (["train", "copying", "--keep", "worst"], "--keep must be one of last, best; got 'worst'."),
         (["train", "copying", "--seed", "-1"], "--seed must be a whole number of at least 0; got -1."),
         (["train", "copying", "--seeds", "0,0"], f"{SEEDS}; got '0,0'."),
         (["train", "copying", "--seeds", "a"], f"{SEEDS}; got 'a'."),

@@ -49,7 +49,7 @@ try:
     from sab.training import Run, RunConfig, TrainConfig, evaluate
     from sab.training import train as train_model
     from sab.training import train_seeds as train_models
-    from sab.training.checkpoint import load_model
+    from sab.training.checkpoint import load_kept, load_model
     from sab.training.config import Device, resolve_device
     from sab.training.evaluation import evaluate_fully
     from sab.training.loop import check_seeds, seed_folder
@@ -127,7 +127,7 @@ def _train_one(name: str, options: TrainOptions) -> int:
     if result.status == "interrupted":
         print(f"Resume with: sab train {name} --out {shlex.quote(str(options.folder))} --resume")
         return INTERRUPTED
-    print(f"On unseen data: {show_headline(options.task.headline, result.metrics)}{_in_brackets(options.task)}.")
+    print(_on_unseen_data(options.task, result))
     print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
     return DIVERGED if result.status == "diverged" else DONE
 
@@ -158,7 +158,12 @@ def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
 def _outcome(task: Task, result: Result) -> str:
     if result.status == "interrupted":
         return result.message
-    return f"{result.message} On unseen data: {show_headline(task.headline, result.metrics)}{_in_brackets(task)}."
+    return f"{result.message} {_on_unseen_data(task, result)}"
+
+
+def _on_unseen_data(task: Task, result: Result) -> str:
+    weights = "" if result.best_at is None else f", by the weights of iteration {result.best_at}"
+    return f"On unseen data{weights}: {show_headline(task.headline, result.metrics)}{_in_brackets(task)}."
 
 
 def _in_brackets(task: Task) -> str:
@@ -244,7 +249,7 @@ def evaluate_run(
     data_dir: Path | None = None,
     device: Device = "auto",
 ) -> int:
-    """Evaluate the newest checkpoint of a run.
+    """Evaluate the best weights of a run that keeps them, or the newest ones.
 
     Args:
         run: Folder of the run.
@@ -268,19 +273,22 @@ def evaluate_run(
         if not isinstance(task, StoredTask):
             raise ValueMistake(f"data_dir must not be given for task {task.name}, which reads no files.", "data_dir")
         task = replace(task, data_dir=data_dir)
-    model = load_model(opened, resolve_device(device))
+    model, best_at = load_kept(opened, resolve_device(device))
     if batches is None:
         found = evaluate_fully(model, task, opened.config.training, split, streams)
     else:
         found = evaluate(model, task, opened.config.training, split, batches)
+    label = _label(task, best_at)
     for metric, value in found.items():
-        print(f"{metric} {value:.6g}{_label(task)}")
+        print(f"{metric} {value:.6g}{label}")
     return DONE
 
 
-def _label(task: Task) -> str:
-    """What goes with every figure of a task where its name is not enough."""
-    return f"  # {task.title}" if task.title != task.name else ""
+def _label(task: Task, best_at: int | None) -> str:
+    """What goes with every figure of a run: the task's data where its name is not enough, and the best weights."""
+    told = [task.title] if task.title != task.name else []
+    told += [] if best_at is None else [f"weights of iteration {best_at}"]
+    return f"  # {', '.join(told)}" if told else ""
 
 
 def sample(
@@ -338,9 +346,10 @@ def score(
     opened = Run.open(run)
     task = opened.config.task
     given = text.read_text(file, task)
-    model = load_model(opened, resolve_device(device))
+    model, best_at = load_kept(opened, resolve_device(device))
+    label = _label(task, best_at)
     for what, value in text.score(model, task, opened.config.training, given, skip_unknown).items():
-        print(f"{what} {value:.6g}{_label(task)}" if isinstance(value, float) else f"{what} {value}")
+        print(f"{what} {value:.6g}{label}" if isinstance(value, float) else f"{what} {value}")
     return DONE
 
 
@@ -474,13 +483,15 @@ def info(
     facts = dict(opened.config.options())
     if result is not None:
         facts |= {"status": result.status, "ended": result.message, "solved_at": result.solved_at}
+        facts["best_at"] = result.best_at
         facts |= {"wall_time": show_seconds(result.wall_time), "trained_on": result.device, "commit": result.commit}
-        facts |= {f"test {metric}": value for metric, value in result.metrics.items()}
+        for split, metrics in {"valid": result.valid, "test": result.metrics}.items():
+            facts |= {f"{split} {metric}": value for metric, value in metrics.items()}
     else:
         facts["status"] = "not at its end"
     if evaluations:
         facts["last evaluation"] = f"iteration {evaluations[-1]['step']}"
-        facts |= {f"valid {metric}": value for metric, value in evaluations[-1]["metrics"].items()}
+        facts |= {f"last valid {metric}": value for metric, value in evaluations[-1]["metrics"].items()}
     _show(facts)
     return DONE
 
