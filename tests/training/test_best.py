@@ -25,7 +25,7 @@ from sab.training.checkpoint import TrainingState, load_kept, load_model
 from sab.training.evaluation import evaluate
 from sab.training.progress import Progress
 from sab.training.trainer import Trainer
-from tests.training.test_graph import Recorder, pretend
+from tests.training.test_graph import Recorder, has_gpu, pretend
 
 CPU = torch.device("cpu")
 CLOCK = ("iterations_per_second", "elapsed")
@@ -219,7 +219,21 @@ def test_the_last_weights_may_be_the_best(tmp_path: Path, run_training: Train, s
     assert (best.metrics, best.valid) == (last.metrics, last.valid)
 
 
-def test_they_are_the_same_on_a_gpu(
+@has_gpu
+def test_they_are_those_of_their_iteration_on_a_gpu(tmp_path: Path, run_training: Train, script: Script) -> None:
+    script({2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3})
+    result = run_training(tmp_path / "run", keep="best", patience=2, device="cuda")
+    until = run_training(tmp_path / "until", iterations=4, device="cuda")
+    assert (result.status, result.iterations, result.best_at) == ("stopped", 8, 4)
+    assert result.metrics == pytest.approx(until.metrics, rel=1e-5)
+    found, expected = (
+        load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "run" / "best" / "step-00000004", newest(tmp_path / "until"))
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_they_are_the_same_where_updates_are_made_as_on_a_gpu(
     tmp_path: Path, run_training: Train, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, Recorder())
