@@ -11,8 +11,8 @@ import torch
 
 from sab.data import DATASETS
 from sab.errors import Mistake
-from sab.experiments.recipe import ours
-from sab.experiments.settings import BATCHES, epochs_in
+from sab.experiments.recipe import OURS, ours
+from sab.experiments.settings import BATCHES, PAPERS, epochs_in
 from sab.experiments.tables import COLUMNS, ROWS, find
 from sab.tasks import MNIST, PTB, TASKS, Adding, Text8
 from sab.tasks.lengths import grid
@@ -157,16 +157,19 @@ def test_tasks_with_data_are_trained_for_epochs(row) -> None:
     config = row.config(0)
     training = config.training
     batches = BATCHES[config.task.dataset]
-    assert training.iterations == {"ptb": 12, "text8": 3, "mnist": 25}[row.task] * batches
+    setting = OURS[row.task] if row.reading == "ours" else PAPERS[row.task]
+    assert training.iterations == setting.epochs * batches
+    assert training.patience is None or training.lr_decay is None  # a falling rate is to fall to its end
     assert training.eval_every == batches // (4 if row.task == "text8" else 1)
     assert training.eval_batches is None
+    assert (training.patience, training.keep) == ({"ptb": 3, "mnist": 8}.get(row.task), "best")
     is_mnist_as_in_the_paper = row.task == "mnist" and row.reading != "ours"
     assert training.precision == ("float32" if is_mnist_as_in_the_paper else "bfloat16")
     assert config.options().get("permuted", False) == row.is_permuted == ("permuted" in row.id)
     assert (training.clip is None) == row.id.endswith("unclipped")
     assert epochs_in(config.task, 3 * batches) == 3
     if row.reading == "ours":
-        assert (config.model.scorer, config.model.weighting, config.model.incorporate) == ("mlp", "softmax", "add")
+        assert (config.model.scorer, config.model.incorporate) == ("mlp", "add")
 
 
 def test_an_epoch_has_as_many_batches_as_the_data_sets_say() -> None:

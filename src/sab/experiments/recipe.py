@@ -18,9 +18,18 @@ HIDDEN_SIZE, BATCH_SIZE = 128, 64
 """The paper's for copying and adding, which no recipe changes."""
 MEMORY = {"scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
 OURS: dict[str, Setting] = {
-    "ptb": replace(PAPERS["ptb"], lr=2e-3, lr_decay=0.5, clip=1.0),
-    "text8": replace(PAPERS["text8"], lr=2e-3, lr_decay=0.5, clip=1.0),
-    "mnist": replace(PAPERS["mnist"], lr=2e-3, lr_decay=0.5, clip=0.1, input_scale=8.0, precision="bfloat16"),
+    "ptb": replace(PAPERS["ptb"], lr_decay=0.5, patience=None),
+    "text8": replace(PAPERS["text8"], lr=2e-3, lr_decay=0.5),
+    "mnist": replace(
+        PAPERS["mnist"],
+        lr=2e-3,
+        lr_decay=0.5,
+        clip=0.1,
+        input_scale=8.0,
+        precision="bfloat16",
+        epochs=10,
+        patience=None,
+    ),
 }
 """What is not the paper's for the tasks with data sets."""
 
@@ -51,5 +60,5 @@ def ours(
     if task == "copying":
         return RunConfig(Copying(**options), ModelConfig(**model, hidden_size=HIDDEN_SIZE, input_scale=8.0), training)
     adding = Adding(**options)
-    training = replace(training, iterations=25 * adding.length, eval_every=250)
-    return RunConfig(adding, ModelConfig(**model, hidden_size=HIDDEN_SIZE), training)
+    training = replace(training, iterations=25 * adding.length, lr=4e-3, lr_decay=0.3, eval_every=250)
+    return RunConfig(adding, ModelConfig(**model, hidden_size=HIDDEN_SIZE, input_scale=4.0), training)
