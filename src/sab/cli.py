@@ -682,16 +682,9 @@ def _report(results: Path) -> int:
     pages.renew(Path("docs/results.md"), "results", tables.page_part(read, "images"))
     pages.renew(Path("README.md"), "results", tables.readme_part(read))
     print("docs/results.md\nREADME.md")
-    drawn = {}
-    groups = {label: read[row] for label, row in tables.CURVE_ROWS.items() if row in read}
-    if groups:
-        drawn[tables.CURVES] = figures.seeds_over_time(groups, TASKS["copying"].headline)
-    record = tables.attention_record(read)
-    if record is not None:
-        drawn[tables.ATTENTION] = figures.attention_moments(record)
     with writing(images):
         images.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawn.items():
+    for name, figure in figures.of_results(read).items():
         figures.save(figure, images / name)
         print(images / name)
     return DONE

@@ -162,7 +162,7 @@ def test_tasks_with_data_are_trained_for_epochs(row) -> None:
     assert training.patience is None or training.lr_decay is None  # a falling rate is to fall to its end
     assert training.eval_every == batches // (4 if row.task == "text8" else 1)
     assert training.eval_batches is None
-    assert (training.patience, training.keep) == ({"ptb": 3, "mnist": 8}.get(row.task), "best")
+    assert (training.patience, training.keep) == (setting.patience, "best")
     is_mnist_as_in_the_paper = row.task == "mnist" and row.reading != "ours"
     assert training.precision == ("float32" if is_mnist_as_in_the_paper else "bfloat16")
     assert config.options().get("permuted", False) == row.is_permuted == ("permuted" in row.id)

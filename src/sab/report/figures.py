@@ -1,4 +1,4 @@
-"""Figures: learning curves of runs, where a model's attention goes, and what a step costs."""
+"""Figures: learning curves of runs, where a model's attention goes, gradient norms, and what a step costs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
@@ -15,9 +16,12 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 from torch import Tensor
 
 from sab.errors import ValueMistake
+from sab.experiments.tables import Row
 from sab.files import replacing
+from sab.report import datasets, synthetic
+from sab.report.numbers import METHODS, ByRow
 from sab.report.performance import BOTH, FORWARD, SWEPT, Record, common_way, microseconds_a_step
-from sab.tasks import Headline
+from sab.tasks import TASKS, Headline
 from sab.training import evaluation
 from sab.training.checkpoint import load_model
 from sab.training.config import resolve_device
@@ -148,6 +152,96 @@ def seeds_over_time(groups: Mapping[str, Sequence[Record]], headline: Headline) 
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return figure
+
+
+def validation_curves(rows: Sequence[Row], by_row: ByRow) -> Figure:
+    """The headline metric on validation data over the epochs: a colour and a kind of line for each row, and a line for
+    each of its seeds."""
+    headline = TASKS[rows[0].task].headline
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for row, style in zip(rows, _styles(rows), strict=True):
+        for place, record in enumerate(by_row[row.id]):
+            epochs = [point["step"] / record["iterations"] * record["epochs"] for point in record["history"]]
+            values = [point["metrics"][headline.metric] for point in record["history"]]
+            axes.plot(epochs, values, label=_name(row) if place == 0 else None, linewidth=1.5, markersize=4, **style)
+    axes.set(xlabel="epoch", ylabel=f"{headline.label}, validation data, {datasets.title(rows, by_row)}")
+    axes.set_xlim(left=0)
+    if headline.spec.endswith("%"):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(color="0.92")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Ours in full lines, what is trained as in the paper in broken ones; alike ones differ in colour and marker."""
+    kinds = {"ours": "-", None: "--", "as written": ":", "as released": ":"}
+    markers = "ovsD^Px*"
+    return [
+        {
+            "color": COLOURS[place % len(COLOURS)],
+            "linestyle": "-." if row.is_control else kinds[row.reading],
+            "marker": markers[place % len(markers)],
+        }
+        for place, row in enumerate(rows)
+    ]
+
+
+def _name(row: Row) -> str:
+    """A row in a legend."""
+    name = METHODS[row.method].removeprefix("LSTM, ")
+    name += f" {row.k_trunc}" if row.k_trunc else ""
+    name += f", {row.k_top}" if row.k_top else ""
+    if row.is_control:
+        return f"{name}, our training"
+    return name if row.reading in (None, "ours") else f"{name}, {row.reading}"
+
+
+def clipping(pairs: Mapping[str, tuple[Record, Record]]) -> Figure:
+    """Gradient norms before clipping over the iterations, of a run with it and one without, a panel for each pair."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(pairs), squeeze=False)[0]
+    for axes, (title, records) in zip(panels, pairs.items(), strict=True):
+        for record, name, colour in zip(records, ("clipped", "not clipped"), COLOURS, strict=False):
+            steps = [point["step"] for point in record["history"]]
+            for entry, told, line in (("grad_norm_max", "largest", "--"), ("grad_norm", "mean", "-")):
+                norms = [point[entry] for point in record["history"]]
+                marker = "o" if len(steps) < 30 else None
+                style = {"color": colour, "linestyle": line, "marker": marker, "markersize": 3.5, "linewidth": 1.5}
+                axes.plot(steps, norms, label=f"{name}, {told}", **style)
+        clip = records[0]["config"]["training"]["clip"]
+        axes.axhline(clip, color="0.45", linestyle=":", linewidth=1.5, label="what it is clipped to")
+        _use_log_scale(axes)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_xlabel("iteration")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.set_xlim(left=0)
+        axes.grid(color="0.92")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("gradient norm since the last evaluation")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def of_results(by_row: ByRow) -> dict[str, Figure]:
+    """Every figure of the results' page that there are records for, by its file."""
+    drawn: dict[str, Figure] = {}
+    groups = {label: by_row[row] for label, row in synthetic.CURVE_ROWS.items() if row in by_row}
+    if groups:
+        drawn[synthetic.CURVES] = seeds_over_time(groups, TASKS["copying"].headline)
+    record = synthetic.attention_record(by_row)
+    if record is not None:
+        drawn[synthetic.ATTENTION] = attention_moments(record)
+    for section in datasets.PAPERS_TABLES:
+        if rows := datasets.drawn_rows(section, by_row):
+            drawn[datasets.curves_of(section.task)] = validation_curves(rows, by_row)
+    pairs = datasets.clipping_pairs(by_row)
+    if pairs:
+        drawn[datasets.CLIPPING] = clipping(pairs)
+    return drawn
 
 
 def step_times(records: Sequence[Record], case: str) -> Figure:

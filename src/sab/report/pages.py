@@ -45,3 +45,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def command(task: str, patterns: str, seeds: str = "0,1,2") -> str:
+    """The command that makes a table's runs, as a block."""
+    return f"```\nsab reproduce {task} --rows '{patterns}' --seeds {seeds}\n```"
