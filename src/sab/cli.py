@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from sab import __version__
+from sab import doctor as diagnosis
 from sab.errors import Mistake, ValueMistake, check_choice, check_float, check_int
+from sab.extras import EXTRAS, missing
 
-EXTRAS = {"tyro": "train", "rich": "train", "safetensors": "train", "tensorboard": "train", "matplotlib": "report"}
 POSITIONAL = ("run", "task", "name", "file")
 DONE, DIVERGED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
 FAILED = DIVERGED
@@ -32,9 +33,7 @@ def _say_missing(error: ModuleNotFoundError) -> int:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error
-    extra = EXTRAS[package]
-    advice = f"install the extra {extra!r}: pip install '.[{extra}]' in the repository"
-    print(f"sab: {package} is missing; {advice}", file=sys.stderr)
+    print(f"sab: {missing(package)}", file=sys.stderr)
     return MISTAKEN
 
 
@@ -56,7 +55,7 @@ try:
     from sab.training.progress import progress_for, progress_for_each, show_headline, show_seconds
     from sab.training.run import Result
 except ModuleNotFoundError as error:
-    sys.exit(_say_missing(error))
+    sys.exit(diagnosis.main() if sys.argv[1:2] == ["doctor"] else _say_missing(error))
 
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 TaskT = TypeVar("TaskT", bound=Task)
@@ -516,6 +515,16 @@ def _backends() -> dict[str, str]:
     return facts
 
 
+def doctor(out: Path = diagnosis.RUNS, data_dir: Path | None = None) -> int:
+    """Look at what is installed here, and whether it works.
+
+    Args:
+        out: Folder that runs are to be kept below.
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
+    """
+    return diagnosis.main(out, data_dir)
+
+
 def tasks() -> int:
     """List the tasks."""
     for name, task in TASKS.items():
@@ -698,6 +707,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "data": data_command,
     "plot": plot,
     "info": info,
+    "doctor": doctor,
     "tasks": tasks,
     "demo": demo,
     "bench": bench,
