@@ -14,13 +14,23 @@ from typing import Any, overload
 LARGEST_INT = 2**63 - 1
 """What torch's and the kernels' integers hold."""
 
+LONGEST_SENTENCE = 4000
+"""Of a longer one the middle is left out."""
+
 
 class Mistake(Exception):
     """A mistake of the caller. `option` is the name of what was wrong, if one option was."""
 
     def __init__(self, sentence: str, option: str | None = None):
-        super().__init__(sentence)
+        super().__init__(_in_a_line(sentence))
         self.option = option
+
+
+def _in_a_line(sentence: str) -> str:
+    """The sentence as any terminal shows it: what a file says in it may be long, or hold what is no letter."""
+    if len(sentence) > LONGEST_SENTENCE:
+        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
 
 
 class ValueMistake(Mistake, ValueError):

@@ -24,6 +24,8 @@ LAYERS: dict[str, Any] = {
     "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
     "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
 }
+MOST_LAYERS = 1000
+"""How many layers may be stacked: to make more takes longer than anybody waits."""
 Method = Literal["sab", "bptt", "tbptt"]
 Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
 
@@ -82,7 +84,7 @@ class ModelConfig:
         check_choice("cell", self.cell, LAYERS)
         checked = {
             "hidden_size": check_int("hidden_size", self.hidden_size, 1),
-            "num_layers": check_int("num_layers", self.num_layers, 1),
+            "num_layers": check_int("num_layers", self.num_layers, 1, maximum=MOST_LAYERS),
             "input_scale": check_float("input_scale", self.input_scale, above=0),
             "k_top": check_int("k_top", self.k_top, 0),
             "k_att": check_int("k_att", self.k_att, 1),

@@ -11,7 +11,7 @@ import math
 import platform
 import shutil
 import subprocess
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from sab import __version__
 from sab.errors import Mistake, TypeMistake, ValueMistake, check_choice
 from sab.files import write_text, writing
 from sab.models import ModelConfig, SequenceModel
+from sab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
 from sab.tasks import TASKS, StoredTask, Task
 from sab.training.config import TrainConfig
 
@@ -30,6 +31,14 @@ FREE_ON_RESUME = ("iterations", "device", "cuda_graph", "threads", "checkpoint_e
 so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
 another."""
 
+EVALUATION = {
+    "step": int,
+    "loss": float,
+    "metrics": dict[str, float | None],
+    "grad_norm": float,
+    "grad_norm_max": float,
+}
+"""What a line of metrics.jsonl has at least."""
 Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
 
 
@@ -70,6 +79,8 @@ class RunConfig:
         """The inverse of `to_json`; whatever is not its output raises KeyError, TypeError or a mistake."""
         options = dict(stored["task"])
         name = check_choice("task", options.pop("name"), TASKS)
+        if "data_dir" in options:  # no run keeps it, and it would be a place of somebody else's choice
+            raise ValueMistake("task must have the options that a run keeps; data_dir is none of them.", "task")
         return cls(TASKS[name](**options), ModelConfig(**stored["model"]), TrainConfig(**stored["training"]))
 
     def options(self) -> dict[str, Any]:
@@ -167,8 +178,8 @@ class Run:
         if not (path / "config.json").is_file():
             raise ValueMistake(f"{wanted}; it holds no config.json.", option)
         try:
-            config = RunConfig.from_json(_read_json(path / "config.json"))
-        except (KeyError, TypeError, ValueError) as error:
+            config = RunConfig.from_json(read_json(path / "config.json"))
+        except (OSError, KeyError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, Mistake) else f"{type(error).__name__} {error}"
             raise ValueMistake(f"{wanted}; its config.json is not one: {reason.rstrip('.')}.", option) from error
         return cls(path, config)
@@ -232,17 +243,20 @@ class Run:
         path = self.path / "metrics.jsonl"
         if not path.is_file():
             return []
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        wanted = f"{str(path)!r} must hold one evaluation a line"
         try:
-            evaluations = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; {error}.") from error
+            evaluations = [parse_json(line) for line in read_text(path).split("\n")[:-1]]
+        except (OSError, ValueError) as error:
+            raise ValueMistake(f"{wanted}; {error}.") from error
         for number, evaluation in enumerate(evaluations, start=1):
             if not isinstance(evaluation, dict) or not evaluation.keys() >= {"step", "loss", "metrics"}:
-                raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; line {number} is none.")
+                raise ValueMistake(f"{wanted}; line {number} is none.")
             metric, metrics = self.config.task.headline.metric, evaluation["metrics"]
             if not isinstance(metrics, dict) or metric not in metrics:
-                raise ValueMistake(f"{str(path)!r} must hold one evaluation a line; line {number} has no {metric}.")
+                raise ValueMistake(f"{wanted}; line {number} has no {metric}.")
+            wrong = first_mismatch(evaluation, EVALUATION)
+            if wrong is not None or not evaluation.keys() >= EVALUATION.keys():
+                raise ValueMistake(f"{wanted}; line {number} has no {wrong or 'gradient norm'} as one has it.")
         return evaluations
 
     def finish(self, result: Result) -> None:
@@ -254,20 +268,15 @@ class Run:
         path = self.path / "result.json"
         if not path.is_file():
             return None
+        wanted = f"{str(path)!r} must be the result of a run"
         try:
-            stored = _read_json(path)
+            stored = read_json(path)
+        except (OSError, ValueError) as error:
+            raise ValueMistake(f"{wanted}; it is not JSON.") from error
+        try:
+            return as_dataclass(Result, stored)
         except ValueError as error:
-            raise ValueMistake(f"{str(path)!r} must be the result of a run; it is not JSON.") from error
-        entries = fields(Result)
-        needed = {entry.name for entry in entries if entry.default is MISSING and entry.default_factory is MISSING}
-        if not isinstance(stored, dict) or not needed <= stored.keys() <= {entry.name for entry in entries}:
-            raise ValueMistake(f"{str(path)!r} must be the result of a run; it has other entries than one.")
-        kinds = {"status": str, "message": str, "iterations": int, "metrics": dict, "wall_time": int | float}
-        kinds |= {"valid": dict, "best_at": int | None}
-        for name, kind in kinds.items():
-            if name in stored and not isinstance(stored[name], kind):
-                raise ValueMistake(f"{str(path)!r} must be the result of a run; its {name} is {stored[name]!r}.")
-        return Result(**stored)
+            raise ValueMistake(f"{wanted}; {error}.") from error
 
     def _write_config(self) -> None:
         write_text(self.path / "config.json", json.dumps(self.config.to_json(), indent=2) + "\n", "out")
@@ -301,7 +310,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return described.stdout.strip()
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,96 @@
+"""Reading what a file says: nothing in it is believed before it was checked.
+
+A file may be damaged, or made to do harm. Whatever it holds, reading it ends in what was asked for or in an `OSError`
+or a `ValueError`, from which the caller makes a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sab.errors import LARGEST_INT
+
+MOST_JSON = 2**28
+"""How many bytes a file of JSON may have."""
+LARGEST = 1e300
+"""Beyond it, sums of numbers may not be finite."""
+T = TypeVar("T")
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds."""
+    return parse_json(read_text(path))
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """What each line of a file of JSON lines holds; a last one without an end counts too."""
+    return [parse_json(line) for line in read_text(path).removesuffix("\n").split("\n") if line]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that is to hold JSON."""
+    with path.open("rb") as file:
+        content = file.read(min(path.stat().st_size, MOST_JSON) + 1)
+    if len(content) > MOST_JSON:
+        raise ValueError(f"it has more than {MOST_JSON:,} bytes")
+    return content.decode("utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """What a text in JSON says."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def matches(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON is of a type: a plain one, or a union, a list or a dictionary of such.
+
+    A number is finite and of reasonable size, a whole one not negative; a text can be shown in a line.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return isinstance(value, str) and value in parts
+    if origin in (Union, UnionType):
+        return any(matches(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(matches(one, parts[0]) for one in value)
+    if origin is dict:
+        name, entry = parts
+        return isinstance(value, dict) and all(matches(k, name) and matches(v, entry) for k, v in value.items())
+    if kind in (int, float):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if kind is int:
+            return whole and 0 <= value <= LARGEST_INT
+        return (whole or isinstance(value, float)) and abs(value) <= LARGEST  # which NaN is not
+    return isinstance(value, kind) and (kind is not str or value.isprintable())
+
+
+def as_dataclass(kind: type[T], stored: Any) -> T:
+    """An instance of a dataclass from its entries in JSON; those with a default may be missing."""
+    entries = fields(kind)  # pyright: ignore[reportArgumentType]
+    needed = {entry.name for entry in entries if entry.default is MISSING and entry.default_factory is MISSING}
+    if not isinstance(stored, dict) or not needed <= stored.keys() <= {entry.name for entry in entries}:
+        raise ValueError("it has other entries than one")
+    wrong = first_mismatch(stored, get_type_hints(kind))
+    if wrong is not None:
+        raise ValueError(f"its {wrong} is {shortened(stored[wrong])}")
+    return kind(**stored)
+
+
+def first_mismatch(stored: dict[str, Any], kinds: dict[str, Any]) -> str | None:
+    """The first entry that is there and is not of its type."""
+    return next((name for name, kind in kinds.items() if name in stored and not matches(stored[name], kind)), None)
+
+
+def shortened(value: Any) -> str:
+    """A value as a sentence may have it."""
+    told = repr(value)
+    return told if len(told) <= 100 else f"{told[:100]}…"
