@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from sab.errors import ValueMistake
 from sab.files import sync, writing
 from sab.models import SequenceModel
+from sab.stored import as_dataclass, read_json
 from sab.tasks import Headline
 from sab.training.run import Run, RunConfig
 
@@ -120,7 +121,7 @@ def load(
     state = _load_state(checkpoint, config, (MODEL, TRAINING))
     weights = _load_tensors(checkpoint / MODEL, model.state_dict())
     training = _load_tensors(checkpoint / TRAINING, _training_layout(model))
-    model.load_state_dict(weights)
+    _put(weights, model)
     if optimizer is not None:
         _restore_training(model, optimizer, training)
     return state
@@ -129,7 +130,7 @@ def load(
 def load_best(folder: Path, config: RunConfig, model: nn.Module, step: int) -> None:
     """Puts the best weights, those of `step`, into `model`."""
     check_best(folder, config, step)
-    model.load_state_dict(_load_tensors(_of_step(folder, step) / MODEL, model.state_dict()))
+    _put(_load_tensors(_of_step(folder, step) / MODEL, model.state_dict()), model)
 
 
 def check_best(folder: Path, config: RunConfig, step: int) -> None:
@@ -149,12 +150,14 @@ def load_model(run: Run, device: torch.device) -> SequenceModel:
 
 def load_kept(run: Run, device: torch.device) -> tuple[SequenceModel, int | None]:
     """The same, and the iteration whose weights these are where they are the best ones, at the run's end or so far."""
-    model, best_at = run.config.build_model(device), _best_at(run)
+    with torch.device("meta"):  # its memory is that of the files: no configuration can ask for more
+        model = run.config.build_model(torch.device("meta"))
+    best_at = _best_at(run)
     if best_at is None:
         load(run.checkpoints, run.config, model)
     else:
         load_best(run.best, run.config, model, best_at)
-    return model.eval(), best_at
+    return model.to(device).eval(), best_at
 
 
 def _best_at(run: Run) -> int | None:
@@ -207,14 +210,10 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str]) -> Tr
     """The state of a checkpoint, which must be of a run of this configuration and have these files as written."""
     path = checkpoint / STATE
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = read_json(path)
         if contents["format"] != FORMAT:
             raise ValueError(f"its format is {contents['format']!r}")
-        state = TrainingState(**contents["state"])
-        numbers = {"step": int, "best": int | float | None, "best_at": int | None, "since_best": int}
-        for name, kind in numbers.items():
-            if not isinstance(getattr(state, name), kind):
-                raise ValueError(f"its {name} is {getattr(state, name)!r}")
+        state = as_dataclass(TrainingState, contents["state"])
         stored = RunConfig.from_json(contents["config"])
         digests = {name: contents["sha256"][name] for name in files}
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -252,6 +251,14 @@ def _load_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
                 f"and not {_kind(wanted)}."
             )
     return tensors
+
+
+def _put(weights: dict[str, Tensor], model: nn.Module) -> None:
+    """Puts weights into a model; one that has no memory yet takes them over."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    else:
+        model.load_state_dict(weights)
 
 
 def _training_layout(model: nn.Module) -> dict[str, Tensor]:
