@@ -1,7 +1,7 @@
 """Reading files that somebody else packed: .gz, .xz, .zip, .tar and plain ones, and IDX arrays.
 
-Nothing is ever unpacked onto the disk, so no name inside an archive can point anywhere, and nobody reads more bytes
-than the caller expects, so that no archive can be a bomb.
+Nothing is ever unpacked onto the disk, so no name inside an archive can point anywhere. Nobody reads more bytes than
+the caller expects, in small parts, and the lists of what an archive holds have an end, so that none can be a bomb.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import io
 import lzma
 import math
+import os
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,13 +28,31 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 MOST_MEMORY = 256 * 2**20
 """What an .xz file may ask for to be unpacked; the strongest setting of the tool makes 65 MiB of it."""
 MOST_IN_AN_ARCHIVE = 4 * 2**30
-"""How many bytes an archive may say that it holds before it is taken for a bomb."""
+"""How many bytes of an archive are unpacked on the way to a file before it is taken for a bomb."""
+MOST_MEMBERS = 10_000
+"""How many files and folders an archive may hold."""
+LARGEST_LIST = 2**22
+"""How many bytes a .zip archive may have for the list of what it holds."""
+LARGEST_HEAD = 2**16
+"""How many bytes a .tar archive may have for the name of a file and what else it tells of it."""
+MOST_DIMENSIONS = 32
 CHUNK = 2**20
+_WHAT_STREAMS_RAISE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_WHAT_ARCHIVES_RAISE = (
+    *(OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError),
+    *(ValueError, OverflowError, struct.error),  # the modules' own, of numbers and names that make no sense
+)
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 class Unreadable(Exception):
     """A file is not what its name says, or holds more than it may; the message says which, as part of a sentence."""
+
+
+class Stream(Protocol):
+    """What can be read part by part, from its start to its end."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 def is_archive(path: Path) -> bool:
@@ -62,8 +83,7 @@ def read_from_archive(path: Path, names: Iterable[str], most: int) -> bytes | No
     with _telling_of_archives(), contextlib.closing(_members(path)) as members:
         for name, stream in members:
             if plain_name(name) in wanted:
-                with stream() as opened:
-                    return _unpack(name, opened, most)
+                return _unpack(name, stream(), most)
     return None
 
 
@@ -77,64 +97,147 @@ def names_in_archive(path: Path) -> set[str]:
 def _telling_of_archives() -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+    except _WHAT_ARCHIVES_RAISE as error:
         raise Unreadable(f"it is not a whole archive: {error}") from error
     except (NotImplementedError, RuntimeError) as error:  # zipfile's words for a method it lacks and for a password
         raise Unreadable(f"it cannot be unpacked here: {error}") from error
 
 
-def _members(path: Path) -> Generator[tuple[str, Callable[[], IO[bytes]]], None, None]:
+Members = Generator[tuple[str, Callable[[], Stream]], None, None]
+
+
+def _members(path: Path) -> Members:
     """The files in an archive, by the last part of their names, and how each is opened; no links, no folders."""
-    if path.name.lower().endswith(".zip"):
-        with zipfile.ZipFile(path) as packed:
-            for entry in packed.infolist():
-                if not entry.is_dir():
-                    yield _last_part(entry.filename), functools.partial(packed.open, entry)
-        return
-    total = 0
-    with tarfile.open(path) as packed:
-        for entry in packed:
-            total += entry.size  # to come to the next one is to unpack this one
-            if total > MOST_IN_AN_ARCHIVE:
-                raise Unreadable(f"it holds more than {MOST_IN_AN_ARCHIVE:,} bytes")
-            if entry.isfile():
-                yield _last_part(entry.name), functools.partial(_open_in_tar, packed, entry)
+    found = _members_of_zip(path) if path.name.lower().endswith(".zip") else _members_of_tar(path)
+    with contextlib.closing(found):
+        yield from found
 
 
-def _open_in_tar(packed: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
-    stream = packed.extractfile(entry)
-    assert stream is not None  # it is a file
-    return stream
+def _members_of_zip(path: Path) -> Members:
+    with _InSmallParts(path) as file, zipfile.ZipFile(file) as packed:
+        _check_count(len(packed.infolist()))
+        for entry in packed.infolist():
+            if not entry.is_dir():
+                yield _last_part(entry.filename), functools.partial(_open_in_zip, packed, entry)
+
+
+def _members_of_tar(path: Path) -> Members:
+    with path.open("rb") as file:
+        unpacked = _Forward(_unpacked(path.name.lower().replace(".tgz", ".gz").replace(".txz", ".xz"), file))
+        with tarfile.open(fileobj=unpacked, mode="r:") as packed:  # pyright: ignore[reportCallIssue, reportArgumentType]
+            for number, entry in enumerate(packed, start=1):
+                _check_count(number)
+                if entry.isreg() and not entry.issparse():
+                    yield _last_part(entry.name), functools.partial(_Part, unpacked, entry.offset_data, entry.size)
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_MEMBERS:
+        raise Unreadable(f"it holds more than {MOST_MEMBERS:,} files and folders")
+
+
+def _open_in_zip(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Stream:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack much at once
+        raise Unreadable(f"{entry.filename!r} in it is packed by method {entry.compress_type}, which is not read here")
+    return packed.open(entry)
 
 
 def _last_part(name: str) -> str:
     return name.replace("\\", "/").rpartition("/")[2]
 
 
-def _unpack(name: str, stream: IO[bytes], most: int) -> bytes:
-    suffix = name.lower()[-3:]
+class _InSmallParts(io.FileIO):
+    """A file of which nobody reads much at once."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(os.fstat(self.fileno()).st_size - self.tell(), 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted > LARGEST_LIST:
+            raise Unreadable(f"its list of files has more than {LARGEST_LIST:,} bytes")
+        return super().read(wanted)
+
+
+class _Forward:
+    """A stream as `tarfile` reads it: small parts for what it tells of a file, and no way but forward."""
+
+    def __init__(self, stream: Stream):
+        self._stream, self._place = stream, 0
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, place: int) -> None:
+        if place < self._place:
+            raise Unreadable("what it tells of a file points back")
+        while self._place < place and self._take(min(CHUNK, place - self._place)):
+            pass
+
+    def read(self, size: int, /) -> bytes:
+        if not 0 <= size <= LARGEST_HEAD:
+            raise Unreadable(f"what it tells of a file has more than {LARGEST_HEAD:,} bytes")
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        content = _read_up_to(self._stream, size)
+        self._place += len(content)
+        if self._place > MOST_IN_AN_ARCHIVE:
+            raise Unreadable(f"it holds more than {MOST_IN_AN_ARCHIVE:,} bytes")
+        return content
+
+
+class _Part:
+    """A file within a stream."""
+
+    def __init__(self, stream: _Forward, start: int, size: int):
+        stream.seek(start)
+        self._stream, self._left = stream, size
+
+    def read(self, size: int, /) -> bytes:
+        content = self._stream.read(min(size, self._left, LARGEST_HEAD))
+        if not content and size and self._left:
+            raise EOFError("its end is missing")
+        self._left -= len(content)
+        return content
+
+
+class _Xz:
+    """What an .xz file unpacks to, within bounds of memory."""
+
+    def __init__(self, stream: Stream):
+        self._stream, self._decoder = stream, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
+
+    def read(self, size: int, /) -> bytes:
+        while not self._decoder.eof:
+            packed = self._stream.read(CHUNK) if self._decoder.needs_input else b""
+            if self._decoder.needs_input and not packed:
+                raise EOFError("its end is missing")
+            if content := self._decoder.decompress(packed, size):
+                return content
+        return b""
+
+
+def _unpacked(name: str, stream: Any) -> Stream:
+    """A stream, or what it unpacks to where its name says that it is packed."""
+    if name.lower().endswith(".gz"):
+        return gzip.GzipFile(fileobj=stream)
+    return _Xz(stream) if name.lower().endswith(".xz") else stream
+
+
+def _unpack(name: str, stream: Stream, most: int) -> bytes:
     try:
-        if suffix == ".gz":
-            content = gzip.GzipFile(fileobj=stream).read(most + 1)
-        elif suffix == ".xz":
-            content = _unpack_xz(stream, most + 1)
-        else:
-            content = stream.read(most + 1)
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise Unreadable(f"it is cut short or no {suffix} file: {error}") from error
+        content = _read_up_to(_unpacked(name, stream), most + 1)
+    except _WHAT_STREAMS_RAISE as error:
+        raise Unreadable(f"it is cut short or no {name.lower()[-3:]} file: {error}") from error
     if len(content) > most:
         raise Unreadable(f"it holds more than {most:,} bytes")
     return content
 
 
-def _unpack_xz(stream: IO[bytes], most: int) -> bytes:
-    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
+def _read_up_to(stream: Stream, most: int) -> bytes:
+    """What a stream has, and at most so many bytes, in parts, since who asks for many at once gets memory for all."""
     content = bytearray()
-    while not decoder.eof and len(content) < most:
-        packed = stream.read(CHUNK) if decoder.needs_input else b""
-        if decoder.needs_input and not packed:
-            raise EOFError("its end is missing")
-        content += decoder.decompress(packed, most - len(content))
+    while len(content) < most and (part := stream.read(min(CHUNK, most - len(content)))):
+        content += part
     return bytes(content)
 
 
@@ -143,6 +246,8 @@ def read_idx(content: bytes) -> np.ndarray:
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise Unreadable("it does not begin like an IDX file")
     dtype, dimensions = np.dtype(_IDX_TYPES[content[2]]), content[3]
+    if dimensions > MOST_DIMENSIONS:
+        raise Unreadable(f"its head tells of {dimensions} dimensions, and {MOST_DIMENSIONS} are the most")
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise Unreadable("it ends within its head")
