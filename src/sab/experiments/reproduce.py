@@ -120,8 +120,7 @@ class Job:
 
     def noted(self) -> dict[str, Any]:
         """What is known besides the run."""
-        path = self._notes
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return records.read_notes(self._notes)
 
     def note(self, **entries: Any) -> None:
         """Keeps something besides the run."""
