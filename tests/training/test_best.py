@@ -74,8 +74,7 @@ class PressCtrlC(Progress):
 
 
 def newest(out: Path) -> Path:
-    (only,) = (out / "checkpoint").iterdir()
-    return only
+    return max((out / "checkpoint").iterdir())
 
 
 def kept(out: Path) -> list[int]:
@@ -245,7 +244,7 @@ def test_they_are_the_same_where_updates_are_made_as_on_a_gpu(
     assert weights(tmp_path / "run" / "best" / "step-00000004") == weights(newest(tmp_path / "until"))
 
 
-def test_there_are_never_more_than_two_of_them(tmp_path: Path, run_training: Train, script: Script) -> None:
+def test_there_are_those_of_two_checkpoints_and_the_newest(tmp_path: Path, run_training: Train, script: Script) -> None:
     found: list[list[int]] = []
 
     class Look(Progress):
@@ -254,8 +253,9 @@ def test_there_are_never_more_than_two_of_them(tmp_path: Path, run_training: Tra
 
     script({step: step / 20 for step in range(13)})
     run_training(tmp_path / "run", keep="best", eval_every=1, checkpoint_every=5, progress=Look())
-    assert found == [[1], [2], [3], [4], [5], [5, 6], [5, 7], [5, 8], [5, 9], [5, 10], [10, 11], [10, 12]]
-    assert kept(tmp_path / "run") == [12]
+    one = [[1], [2], [3], [4], [5]]
+    assert found == [*one, [5, 6], [5, 7], [5, 8], [5, 9], [5, 10], [5, 10, 11], [5, 10, 12]]
+    assert kept(tmp_path / "run") == [10, 12]
 
 
 # Resuming
@@ -441,18 +441,31 @@ def remove_weights(best: Path) -> None:
     ],
 )
 def test_damaged_best_weights_are_told_in_a_sentence(
-    tmp_path: Path, run_training: Train, script: Script, damage: Callable[[Path], None], complaint: str
+    tmp_path: Path,
+    run_training: Train,
+    script: Script,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    complaint: str,
 ) -> None:
     script({2: 0.1, 4: 0.5, 6: 0.4})
     out = tmp_path / "run"
     run_training(out, keep="best", iterations=6)
+    expected = contents(out)
     damage(out / "best" / "step-00000004")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(Mistake, match=complaint):
         load_model(Run.open(out), CPU)
+    other = tmp_path / "other" / "run"
+    shutil.copytree(out, other)
+    run_training(out, keep="best", iterations=6, resume=True)
+    (warning,) = caplog.messages
+    assert warning.endswith("; the checkpoint step-00000003 is used instead."), "which knows of others"
+    assert contents(out) == expected
+    shutil.rmtree(other / "checkpoint" / "step-00000003")
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     with pytest.raises(Mistake, match=complaint):
-        run_training(out, keep="best", iterations=8, resume=True)
-    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        run_training(other, keep="best", iterations=8, resume=True)
+    assert before == {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
 
 
 def test_a_run_without_an_iteration_is_discarded_with_all_its_folders(tmp_path: Path, config: RunConfig) -> None:

@@ -12,17 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sab.training import Result, RunConfig
+from sab.training import Result, Run, RunConfig
 from sab.training import checkpoint as checkpoints
-from sab.training.checkpoint import TrainingState
+from sab.training.checkpoint import TrainingState, load_model
 
 Train = Callable[..., Result]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, run_training: Train) -> Path:
-    """The checkpoint of a finished run."""
+    """The only checkpoint of a finished run."""
     run_training(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint" / "step-00000004")
     return tmp_path / "run" / "checkpoint" / "step-00000008"
 
 
@@ -35,7 +36,12 @@ def sign(folder: Path) -> None:
     contents = json.loads((folder / "state.json").read_text())
     for name in contents["sha256"]:
         contents["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    contents["digest"] = checkpoints._digest_of_contents(contents)
     (folder / "state.json").write_text(json.dumps(contents))
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
 
 def test_weights_moments_and_random_state_come_back(folder: Path, config: RunConfig) -> None:
@@ -79,6 +85,21 @@ def test_one_flipped_bit(folder: Path, config: RunConfig) -> None:
     data[-1] ^= 1
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(ValueError, match="truncated or was altered"):
+        load(folder, config)
+
+
+@pytest.mark.parametrize(("name", "value"), [("loss_sum", 0.5), ("step", 7), ("best", 0.5)])
+def test_a_number_that_somebody_changed(folder: Path, config: RunConfig, name: str, value: float) -> None:
+    contents = json.loads((folder / "state.json").read_text())
+    contents["state"][name] = value
+    (folder / "state.json").write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match=r"state\.json' must be as it was written; it was altered\.$"):
+        load(folder, config)
+
+
+def test_a_step_that_is_not_its_own(folder: Path, config: RunConfig) -> None:
+    folder = folder.rename(folder.with_name("step-00000009"))
+    with pytest.raises(ValueError, match=r"state\.json' must be as it was written; it was altered\.$"):
         load(folder, config)
 
 
@@ -153,7 +174,7 @@ def test_a_complete_checkpoint_exists_at_every_moment(
     optimizer = torch.optim.Adam(model.parameters())
     folder = tmp_path / "checkpoint"
     checkpoints.save(folder, config, model, optimizer, TrainingState(step=1))
-    steps = []
+    steps: list[int] = []
 
     def watched(function: Callable) -> Callable:
         def call(*arguments: object, **options: object) -> object:
@@ -168,9 +189,10 @@ def test_a_complete_checkpoint_exists_at_every_moment(
     monkeypatch.setattr(os, "rename", watched(os.rename))
     monkeypatch.setattr(shutil, "rmtree", watched(shutil.rmtree))
     checkpoints.save(folder, config, model, optimizer, TrainingState(step=2))
+    checkpoints.save(folder, config, model, optimizer, TrainingState(step=3))
     assert steps == sorted(steps)
-    assert set(steps) == {1, 2}
-    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    assert set(steps) == {1, 2, 3}
+    assert steps_in(folder) == [2, 3]
 
 
 def test_what_a_crash_left_behind_is_ignored_and_cleared(tmp_path: Path, config: RunConfig) -> None:
@@ -182,4 +204,63 @@ def test_what_a_crash_left_behind_is_ignored_and_cleared(tmp_path: Path, config:
     (folder / ".writing" / "model.safetensors").write_bytes(b"half")
     assert load(folder / "any", config).step == 1
     checkpoints.save(folder, config, model, optimizer, TrainingState(step=2))
-    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    assert steps_in(folder) == [1, 2]
+
+
+# The newest and the one before it
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit of the weights": lambda folder: flip(folder / "model.safetensors"),
+    "a bit of Adam's": lambda folder: flip(folder / "training.safetensors"),
+    "a bit of the state": lambda folder: flip(folder / "state.json"),
+    "half of the state": lambda folder: (folder / "state.json").write_text('{"format": "sab'),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "nothing left": lambda folder: [path.unlink() for path in folder.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_where_the_newest_is_damaged_the_one_before_it_is_used(
+    tmp_path: Path, run_training: Train, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], object]
+) -> None:
+    out = tmp_path / "run"
+    result = run_training(out)
+    newest = out / "checkpoint" / "step-00000008"
+    assert steps_in(newest.parent) == [4, 8]
+    undamaged = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
+    damage(newest)
+    weights = load_model(Run.open(out), torch.device("cpu")).state_dict()
+    older = load_file(newest.with_name("step-00000004") / "model.safetensors")
+    assert all(torch.equal(tensor, older[name]) for name, tensor in weights.items())
+    (warning,) = caplog.messages
+    assert "step-00000008" in warning
+    assert warning.endswith("; the checkpoint step-00000004 is used instead.")
+    again = run_training(out, resume=True)
+    assert len(caplog.messages) == 2
+    assert (again.metrics, again.iterations) == (result.metrics, 8)
+    assert steps_in(newest.parent) == [4, 8]
+    assert {path.name: path.read_bytes() for path in newest.glob("*.safetensors")} == undamaged
+
+
+def test_where_both_are_damaged_one_sentence_says_so_and_nothing_changes(
+    tmp_path: Path, run_training: Train, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    run_training(out)
+    for folder in (out / "checkpoint").iterdir():
+        flip(folder / "model.safetensors")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    both = r"^'.*step-00000008.model\.safetensors' must .* was altered; and '.*step-00000004.* must .* was altered\.$"
+    with pytest.raises(ValueError, match=both):
+        load_model(Run.open(out), torch.device("cpu"))
+    with pytest.raises(ValueError, match=both):
+        run_training(out, resume=True, iterations=9)
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert not caplog.messages

@@ -48,7 +48,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def weights(out: Path) -> dict[str, Tensor]:
-    (checkpoint,) = (out / "checkpoint").iterdir()
+    checkpoint = max((out / "checkpoint").iterdir())
     return load_file(checkpoint / "model.safetensors") | load_file(checkpoint / "training.safetensors")
 
 

@@ -32,8 +32,7 @@ class PressCtrlC(Progress):
 
 
 def checkpoint(out: Path) -> Path:
-    (only,) = (out / "checkpoint").iterdir()
-    return only
+    return max((out / "checkpoint").iterdir())
 
 
 def contents(out: Path) -> dict[str, Any]:

@@ -186,12 +186,13 @@ def test_files_of_another_kind_are_told_in_plain_words(
 def test_files_of_older_versions_are_read_with_the_defaults(tmp_path: Path, run_training: Train) -> None:
     out = tmp_path / "run"
     result = run_training(out)
-    (newest,) = (out / "checkpoint").iterdir()
+    newest = max((out / "checkpoint").iterdir())
     for path, below, names in (
         (out / "config.json", ["training"], ["patience", "keep"]),
         (out / "result.json", [], ["valid", "best_at"]),
         (newest / "state.json", ["config", "training"], ["patience", "keep"]),
         (newest / "state.json", ["state"], ["best", "best_at", "since_best"]),
+        (newest / "state.json", [], ["digest"]),
     ):
         contents = json.loads(path.read_text())
         entries = reduce(getitem, below, contents)

@@ -23,14 +23,14 @@ CLOCK = ("iterations_per_second", "elapsed")
 
 def contents(out: Path) -> dict[str, Any]:
     """All that a run computed: everything but the time it took."""
-    (newest,) = (out / "checkpoint").iterdir()
+    newest = max((out / "checkpoint").iterdir())
     state = json.loads((newest / "state.json").read_text())
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
         "config": (out / "config.json").read_text(),
         "metrics": [{key: value for key, value in line.items() if key not in CLOCK} for line in lines],
         "result": {**json.loads((out / "result.json").read_text()), "wall_time": 0},
-        "state": {**state, "state": {**state["state"], "elapsed": 0, "seconds": 0}},
+        "state": {**state, "state": {**state["state"], "elapsed": 0, "seconds": 0}, "digest": ""},
         "weights": (newest / "model.safetensors").read_bytes(),
         "training": (newest / "training.safetensors").read_bytes(),
     }

@@ -2,24 +2,27 @@
 
 A checkpoint is a folder `step-00001000` with the weights (`model.safetensors`, loadable on their own), what else
 training needs (`training.safetensors`: Adam's moments, the random states) and `state.json`, which names the run's
-configuration and the digest of both files. It is written under another name, flushed to the disk and renamed, and
-only then is its predecessor removed: at every moment there is a complete one.
+configuration, the digest of both files and its own. It is written under another name, flushed to the disk and
+renamed, and only then is an old one removed, so that at every moment there are two once there have been two. Where
+the newest is damaged, a warning says so and the one before it is used.
 
 The best weights of a run that keeps them are checkpoints too, in a folder of their own and without
-`training.safetensors`. A run that goes on from its newest checkpoint needs the best weights that this one knows of, so
-they stay until there is a checkpoint that knows of better ones.
+`training.safetensors`. A run that goes on from a checkpoint needs the best weights that this one knows of, so they stay
+as long as it does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -33,10 +36,15 @@ from sab.stored import as_dataclass, read_json
 from sab.tasks import Headline
 from sab.training.run import Run, RunConfig
 
+logger = logging.getLogger("sab")
+T = TypeVar("T")
+
 FORMAT = "sab checkpoint 1"
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 WRITING = ".writing"
 """What a checkpoint is called until it is complete."""
+KEPT = 2
+"""How many checkpoints a run keeps: the newest, and one for the case that it is damaged."""
 
 
 @dataclass
@@ -90,12 +98,12 @@ class TrainingState:
 def save(
     folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> bool:
-    """Writes the checkpoint of this step, then removes older ones; whether there was none of this step yet."""
+    """Writes the checkpoint of this step, then removes old ones; whether there was none of this step yet."""
     if _of_step(folder, state.step).exists():  # an iteration is deterministic, so it can only be the same one
         return False
     tensors = {MODEL: model.state_dict(), TRAINING: _training_tensors(model, optimizer)}
     _write(folder, config, tensors, state)
-    remove_others(folder, {state.step})
+    remove_old(folder, state.step)
     return True
 
 
@@ -104,23 +112,35 @@ def save_best(folder: Path, config: RunConfig, model: nn.Module, state: Training
     _write(folder, config, {MODEL: model.state_dict()}, state)
 
 
-def remove_others(folder: Path, needed: Collection[int | None]) -> None:
-    """Removes all checkpoints but those of the steps that are needed, and what a crash left of one."""
-    with writing(folder):
-        shutil.rmtree(folder / WRITING, ignore_errors=True)
-        for one in _complete(folder):
-            if int(one.name.removeprefix("step-")) not in needed:
-                shutil.rmtree(one)
+def remove_old(folder: Path, step: int) -> None:
+    """Removes all checkpoints but the newest of a run that is at `step`, and what a crash left of one."""
+    known = [one for one in map(_step_of, _complete(folder)) if one <= step]
+    _remove_others(folder, known[-KEPT:])
+
+
+def remove_old_best(run: Run, best_at: int | None) -> None:
+    """Removes all best weights but those of `best_at` and those that a checkpoint knows of."""
+    _remove_others(run.best, {best_at, *map(_noted_best, _complete(run.checkpoints))})
 
 
 def load(
-    folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    folder: Path,
+    config: RunConfig,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    best: Path | None = None,
 ) -> TrainingState:
-    """Puts the newest checkpoint into `model` and, where given, `optimizer` and the random states."""
-    checkpoint = _newest(folder)
-    state = _load_state(checkpoint, config, (MODEL, TRAINING))
-    weights = _load_tensors(checkpoint / MODEL, model.state_dict())
-    training = _load_tensors(checkpoint / TRAINING, _training_layout(model))
+    """Puts the newest checkpoint that is whole into `model` and, where given, `optimizer` and the random states.
+
+    Where `best` is given, one whose best weights are not whole in that folder is not whole itself.
+    """
+
+    def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
+        state = _load_state(checkpoint, config, (MODEL, TRAINING), best)
+        weights = _load_tensors(checkpoint / MODEL, model.state_dict())
+        return state, weights, _load_tensors(checkpoint / TRAINING, _training_layout(model))
+
+    state, weights, training = _newest_whole(folder, read)
     _put(weights, model)
     if optimizer is not None:
         _restore_training(model, optimizer, training)
@@ -164,13 +184,28 @@ def _best_at(run: Run) -> int | None:
     if run.config.training.keep == "last":
         return None
     result = run.result()
-    if result is None:
-        return _load_state(_newest(run.checkpoints), run.config, (MODEL, TRAINING)).best_at
-    return result.best_at
+    if result is not None:
+        return result.best_at
+    return _newest_whole(
+        run.checkpoints, lambda checkpoint: _load_state(checkpoint, run.config, (MODEL, TRAINING), run.best).best_at
+    )
 
 
 def _of_step(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _remove_others(folder: Path, needed: Collection[int | None]) -> None:
+    """Removes all checkpoints but those of the steps that are needed, and what a crash left of one."""
+    with writing(folder):
+        shutil.rmtree(folder / WRITING, ignore_errors=True)
+        for one in _complete(folder):
+            if _step_of(one) not in needed:
+                shutil.rmtree(one)
 
 
 def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], state: TrainingState) -> None:
@@ -178,15 +213,17 @@ def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, T
     temporary = folder / WRITING
     with writing(folder):
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # but not the run's: where that is gone, somebody removed it
+        temporary.mkdir()
         for name, held in tensors.items():
-            save_file(_plain(held), temporary / name)
+            _write_tensors(_plain(held), temporary / name)
         contents = {
             "format": FORMAT,
             "config": config.to_json(),
             "state": asdict(state),
             "sha256": {name: _digest(temporary / name) for name in tensors},
         }
+        contents["digest"] = _digest_of_contents(contents)
         (temporary / STATE).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
         for path in (*temporary.iterdir(), temporary, folder.parent):
             sync(path)
@@ -199,15 +236,36 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + "[0-9]" * 8))
 
 
-def _newest(folder: Path) -> Path:
-    complete = _complete(folder)
-    if not complete:
+def _newest_whole(folder: Path, read: Callable[[Path], T]) -> T:
+    """What is read of the newest checkpoint that has nothing wrong; what newer ones have wrong is a warning."""
+    wrong: list[str] = []
+    for checkpoint in reversed(_complete(folder)):
+        try:
+            found = read(checkpoint)
+        except ValueMistake as mistake:
+            wrong.append(str(mistake).rstrip("."))
+            continue
+        if wrong:
+            logger.warning(f"{'; and '.join(wrong)}; the checkpoint {checkpoint.name} is used instead.")
+        return found
+    if not wrong:
         raise ValueMistake(f"{str(folder.parent)!r} must hold a checkpoint; there is none in {folder.name!r}.")
-    return complete[-1]
+    raise ValueMistake(f"{'; and '.join(wrong)}.")
 
 
-def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str]) -> TrainingState:
-    """The state of a checkpoint, which must be of a run of this configuration and have these files as written."""
+def _noted_best(checkpoint: Path) -> int | None:
+    """The best weights that a checkpoint knows of; none where it is damaged."""
+    try:
+        return as_dataclass(TrainingState, read_json(checkpoint / STATE)["state"]).best_at
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str], best: Path | None = None) -> TrainingState:
+    """The state of a checkpoint, which must be of a run of this configuration and have these files as written.
+
+    Where `best` is given, the best weights that it knows of must be there too.
+    """
     path = checkpoint / STATE
     try:
         contents = read_json(path)
@@ -216,6 +274,7 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str]) -> Tr
         state = as_dataclass(TrainingState, contents["state"])
         stored = RunConfig.from_json(contents["config"])
         digests = {name: contents["sha256"][name] for name in files}
+        own = _digest_of_contents(contents)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueMistake(f"{str(path)!r} must be the state of a checkpoint of sab; {_reason(error)}.") from error
     option = stored.difference(config)
@@ -225,12 +284,16 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str]) -> Tr
             f"{str(checkpoint)!r} must be a checkpoint of this run; "
             f"it is one of a run with {option} {theirs!r} and not {ours!r}."
         )
+    if contents.get("digest", own) != own or state.step != _step_of(checkpoint):  # older versions wrote no digest
+        raise ValueMistake(f"{str(path)!r} must be as it was written; it was altered.")
     for name, digest in digests.items():
         path = checkpoint / name
         if not path.is_file():
             raise ValueMistake(f"{str(checkpoint)!r} must be a complete checkpoint; {name} is missing.")
         if _digest(path) != digest:
             raise ValueMistake(f"{str(path)!r} must be as it was written; it is truncated or was altered.")
+    if best is not None and state.best_at is not None:
+        check_best(best, config, state.best_at)
     return state
 
 
@@ -299,9 +362,26 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # which hides what the system said
+        raise OSError(f"{path.name}: {error}") from error
+
+
+def _digest(path: Path) -> str | None:
+    """The digest of a file, if it can be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _digest_of_contents(contents: dict[str, Any]) -> str:
+    """The digest of what a state.json says, but for that digest itself."""
+    others = {name: entry for name, entry in contents.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def _kind(tensor: Tensor) -> str:

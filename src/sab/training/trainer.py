@@ -47,22 +47,20 @@ class Trainer:
         if resume:
             self.run = Run.open(out, "out")
             self.run.check_resumable(config)
-            self.state = checkpoint.load(self.run.checkpoints, config, self.model, self.optimizer)
+            best = self.run.best if self._keeps_best else None
+            self.state = checkpoint.load(self.run.checkpoints, config, self.model, self.optimizer, best)
             result = self.run.result()
             if result is not None and (result.status != "finished" or self.state.step == config.training.iterations):
                 self.result = result
             else:
                 self._check_data()
-                if self._keeps_best and self.state.best_at is not None:
-                    checkpoint.check_best(self.run.best, config, self.state.best_at)
                 self.run.rewind(self.state.step, config)
-                checkpoint.remove_others(self.run.checkpoints, {self.state.step})
-                checkpoint.remove_others(self.run.best, {self.state.best_at})
+                checkpoint.remove_old(self.run.checkpoints, self.state.step)
+                checkpoint.remove_old_best(self.run, self.state.best_at)
         else:
             self._check_data()
             self.run, self.state = Run.create(out, config), TrainingState()
             self._save()
-        self._best_saved = self.state.best_at  # what the newest checkpoint knows of
         self._random = torch.get_rng_state()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._made = self.state.step
@@ -221,7 +219,7 @@ class Trainer:
             state.solved_at = state.step
         if state.compare(task.headline, metrics[task.headline.metric]) and self._keeps_best:
             checkpoint.save_best(self.run.best, self.config, self.model, state)
-            checkpoint.remove_others(self.run.best, {state.best_at, self._best_saved})
+            checkpoint.remove_old_best(self.run, state.best_at)
         self._log(finite(metrics))
         # The end of a run may lie between two evaluations of a longer one, which must not see the difference.
         if state.step % training.eval_every == 0:
@@ -251,10 +249,9 @@ class Trainer:
         return evaluate_fully(self.model, self.config.task, self.config.training, split)
 
     def _save(self) -> None:
-        """Writes a checkpoint, where this step has none, which needs no best weights but those that it knows of."""
+        """Writes a checkpoint, where this step has none; removes the best weights that none needs any more."""
         if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
-            self._best_saved = self.state.best_at
-            checkpoint.remove_others(self.run.best, {self._best_saved})
+            checkpoint.remove_old_best(self.run, self.state.best_at)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
