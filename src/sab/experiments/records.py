@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +15,7 @@ from sab.experiments.locks import locked
 from sab.experiments.settings import epochs_in
 from sab.experiments.tables import Row
 from sab.files import write_text, writing
+from sab.stored import first_mismatch, matches, read_json, read_json_lines
 from sab.training.run import Run
 
 Record = dict[str, Any]
@@ -22,8 +23,34 @@ SCHEMA = 1
 """Changes when records can no longer be read as before."""
 MOST_POINTS = 40
 """How many evaluations a record keeps."""
-NEEDED = {"row", "seed", "config", "status", "message", "iterations", "solved_at", "metrics", "history", "wall_time"}
+Metrics = dict[str, float | None]
+NOTES = {
+    "together": int,
+    "other_lengths": dict[str, Metrics],
+    "attention": dict[str, Any],
+}
+"""What a runner notes of a run."""
+ATTENTION = {"k_att": int, "first": int, "moments": dict[str, list[list[float | None]]]}
+NEEDED = {
+    "row": str,
+    "seed": int,
+    "config": dict[str, dict[str, Any]],
+    "status": str,
+    "message": str,
+    "iterations": int,
+    "solved_at": int | None,
+    "metrics": Metrics,
+    "history": list[dict[str, Any]],
+    "wall_time": float,
+    "device": str,
+    "versions": dict[str, str],
+    "commit": str | None,
+    "date": str,
+}
 """What every record has; older ones lack what `make` has besides."""
+ENTRIES = NEEDED | NOTES | {"task": str, "data": str, "valid": Metrics, "best_at": int | None, "epochs": float | None}
+POINT = {"step": int, "loss": float, "metrics": Metrics, "grad_norm": float, "grad_norm_max": float}
+"""What every point of a history has; older ones lack the mean norm."""
 
 
 def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) -> Record:
@@ -71,13 +98,55 @@ def load(task: str, results: Path) -> list[Record]:
         return []
     wanted = f"results {str(path)!r} must be a file of JSON lines that `sab reproduce` wrote"
     try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        records = read_json_lines(path)
     except (OSError, ValueError) as error:
         raise ValueMistake(f"{wanted}; it cannot be read: {error}.", "results") from error
     for number, record in enumerate(records, start=1):
-        if not isinstance(record, dict) or record.get("schema") != SCHEMA or not record.keys() >= NEEDED:
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA or not record.keys() >= NEEDED.keys():
             raise ValueMistake(f"{wanted}; line {number} is none of this version.", "results")
+        wrong = _first_wrong(record)
+        if wrong is not None:
+            raise ValueMistake(f"{wanted}; the {wrong} of line {number} is not as it writes it.", "results")
     return records
+
+
+def _first_wrong(record: Record) -> str | None:
+    """The first entry of a record that is not what it should be."""
+    wrong = first_mismatch(record, ENTRIES)
+    if wrong is not None:
+        return wrong
+    if not matches(record["config"].get("training", {}).get("iterations"), int):
+        return "config"
+    if not all(_has_entries(point, POINT, optional={"grad_norm"}) for point in record["history"]):
+        return "history"
+    return None if _is_attention(record.get("attention")) else "attention"
+
+
+def _is_attention(noted: Any) -> bool:
+    """Whether it is the attention at some moments, a table of numbers each, if it is there at all."""
+    if noted is None:
+        return True
+    tables = noted["moments"].values() if _has_entries(noted, ATTENTION) else [[]]
+    return all(table and len({len(line) for line in table}) == 1 for table in tables)
+
+
+def _has_entries(stored: dict[str, Any], kinds: dict[str, Any], optional: Collection[str] = ()) -> bool:
+    """Whether all of these entries are there, but for optional ones, and of their types."""
+    return stored.keys() >= kinds.keys() - set(optional) and first_mismatch(stored, kinds) is None
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """What was noted of a run in a file, nothing where there is none."""
+    if not path.is_file():
+        return {}
+    wanted = f"{str(path)!r} must be what `sab reproduce` noted of a run"
+    try:
+        notes = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ValueMistake(f"{wanted}; it cannot be read: {error}.") from error
+    if not isinstance(notes, dict) or first_mismatch(notes, NOTES) or not _is_attention(notes.get("attention")):
+        raise ValueMistake(f"{wanted}; it has other entries than that.")
+    return notes
 
 
 def save(record: Record, results: Path) -> bool:
