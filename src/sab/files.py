@@ -24,7 +24,7 @@ def writing(path: Path, option: str | None = None) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path, option: str | None = None) -> Iterator[Path]:
     """Gives a temporary path beside `path` to write to, which then becomes `path` in one move."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_of(path)
     with writing(path, option):
         try:
             yield temporary
@@ -33,6 +33,11 @@ def replacing(path: Path, option: str | None = None) -> Iterator[Path]:
             sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def temporary_of(path: Path) -> Path:
+    """What a file is called until it is complete."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def write_text(path: Path, text: str, option: str | None = None) -> None:

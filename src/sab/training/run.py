@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import platform
 import shutil
 import subprocess
@@ -20,10 +21,11 @@ import torch
 
 from sab import __version__
 from sab.errors import Mistake, TypeMistake, ValueMistake, check_choice
-from sab.files import write_text, writing
+from sab.files import temporary_of, write_text, writing
 from sab.models import ModelConfig, SequenceModel
 from sab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
 from sab.tasks import TASKS, StoredTask, Task
+from sab.training import lock
 from sab.training.config import TrainConfig
 
 FREE_ON_RESUME = ("iterations", "device", "cuda_graph", "threads", "checkpoint_every")
@@ -151,20 +153,28 @@ class Run:
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Run:
         """Makes the folder, which must not hold anything yet."""
+        cls.check_empty(path)
+        with writing(path, "out"):
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path, config)
+            run._write_config()
+        return run
+
+    @staticmethod
+    def check_empty(path: Path) -> None:
+        """Whether a run can be made there: nothing may be there but a folder with nothing in it."""
         with writing(path, "out"):
             if path.is_file():
                 raise ValueMistake(f"out {str(path)!r} must be a folder; it is a file.", "out")
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                holds = "a run" if (path / "config.json").exists() else "files"
+            config = path / "config.json"
+            of_one_that_never_began = {lock.NAME, temporary_of(config).name}
+            if path.is_dir() and any(one.name not in of_one_that_never_began for one in path.iterdir()):
+                holds = "a run" if config.exists() else "files"
                 raise ValueMistake(
                     f"out {str(path)!r} already holds {holds}; resume it (--resume, or resume=True from Python) "
                     "or choose another folder.",
                     "out",
                 )
-            run = cls(path, config)
-            run._write_config()
-        return run
 
     @classmethod
     def open(cls, path: Path | str, option: str = "run") -> Run:
@@ -184,11 +194,16 @@ class Run:
             raise ValueMistake(f"{wanted}; its config.json is not one: {reason.rstrip('.')}.", option) from error
         return cls(path, config)
 
+    def is_untouched(self) -> bool:
+        """Whether there is nothing yet that a run has computed."""
+        written = (self.path / "metrics.jsonl", self.path / "result.json", *self.checkpoints.glob("step-*"))
+        return not any(path.exists() for path in written)
+
     def discard(self) -> None:
         """Removes what a run that never made an iteration has written, so that its folder can be used again."""
         for folder in (self.checkpoints, self.best):
             shutil.rmtree(folder, ignore_errors=True)
-        for path in (self.path / "config.json", *self.path.glob("events.out.tfevents.*")):
+        for path in (self.path / "config.json", self.path / lock.NAME, *self.path.glob("events.out.tfevents.*")):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it holds something else
             self.path.rmdir()
@@ -237,6 +252,8 @@ class Run:
         path = self.path / "metrics.jsonl"
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(evaluation, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # no checkpoint may know of an evaluation that is lost
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last one that a crash cut short does not count."""

@@ -20,6 +20,7 @@ from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
 from sab.training.evaluation import evaluate, evaluate_fully
 from sab.training.graph import CudaCapture
+from sab.training.lock import RunLock
 from sab.training.progress import Progress
 from sab.training.run import Result, Run, RunConfig, Status, finite, provenance
 from sab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
@@ -44,28 +45,46 @@ class Trainer:
         self.model = config.build_model(device)
         self.optimizer = build_optimizer(config.training, self.model, device)
         self._is_new = not resume
+        self._lock = RunLock(out)
         if resume:
-            self.run = Run.open(out, "out")
-            self.run.check_resumable(config)
-            best = self.run.best if self._keeps_best else None
-            self.state = checkpoint.load(self.run.checkpoints, config, self.model, self.optimizer, best)
-            result = self.run.result()
-            if result is not None and (result.status != "finished" or self.state.step == config.training.iterations):
-                self.result = result
-            else:
-                self._check_data()
-                self.run.rewind(self.state.step, config)
-                checkpoint.remove_old(self.run.checkpoints, self.state.step)
-                checkpoint.remove_old_best(self.run, self.state.best_at)
+            Run.open(out, "out").check_resumable(config)
         else:
             self._check_data()
-            self.run, self.state = Run.create(out, config), TrainingState()
-            self._save()
+            if not self._lock.exists:
+                Run.check_empty(out)
+        self._lock.take()
+        try:
+            self.run, self.state = self._open(out) if resume else self._create(out)
+        except BaseException:
+            self._lock.release()
+            raise
         self._random = torch.get_rng_state()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._made = self.state.step
         self._updates: Updates | None = None
         self._events: SummaryWriter | None = None
+
+    def _create(self, out: Path) -> tuple[Run, TrainingState]:
+        run, state = Run.create(out, self.config), TrainingState()
+        checkpoint.save(run.checkpoints, self.config, self.model, self.optimizer, state)
+        return run, state
+
+    def _open(self, out: Path) -> tuple[Run, TrainingState]:
+        """The run in a folder and where it goes on: after its newest checkpoint; of one at its end the `result` too."""
+        run, config = Run.open(out, "out"), self.config
+        if run.is_untouched():  # it was killed before there was anything to go on from
+            checkpoint.save(run.checkpoints, config, self.model, self.optimizer, TrainingState())
+        best = run.best if self._keeps_best else None
+        state = checkpoint.load(run.checkpoints, config, self.model, self.optimizer, best)
+        result = run.result()
+        if result is not None and (result.status != "finished" or state.step == config.training.iterations):
+            self.result = result
+        else:
+            self._check_data()
+            run.rewind(state.step, config)
+            checkpoint.remove_old(run.checkpoints, state.step)
+            checkpoint.remove_old_best(run, state.best_at)
+        return run, state
 
     def begin(self) -> None:
         """Gets ready for the first iteration."""
@@ -125,16 +144,19 @@ class Trainer:
 
     def close(self) -> None:
         """Gives back what the run held, whether or not it came to its end; of one without an iteration, the folder."""
-        if self._updates is not None:
-            self._updates.close()
-            if self.result is None:
-                self.progress.end()
-        if self._events is not None:
-            self._events.close()
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        if self._is_new and self.state.step == 0 and self.result is None:
-            self.run.discard()
+        try:
+            if self._updates is not None:
+                self._updates.close()
+                if self.result is None:
+                    self.progress.end()
+            if self._events is not None:
+                self._events.close()
+            if self._stream is not None:
+                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            if self._is_new and self.state.step == 0 and self.result is None:
+                self.run.discard()
+        finally:
+            self._lock.release()
 
     @property
     def _keeps_best(self) -> bool:
