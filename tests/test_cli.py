@@ -636,7 +636,7 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(capsys: Capture) -> N
     assert started.returncode == 130
     assert "Traceback" not in err
     *_, message, resume = out.splitlines()
-    (checkpoint,) = Path("a run/checkpoint").iterdir()
+    checkpoint = max(Path("a run/checkpoint").iterdir())
     step = int(checkpoint.name.removeprefix("step-"))
     assert step >= 3
     assert message == f"Interrupted after {step} iterations."
@@ -699,7 +699,7 @@ def test_ctrl_c_with_several_seeds_writes_all_checkpoints_and_says_how_to_resume
     assert re.fullmatch(r"Seed 1: interrupted after \d+ iterations\.", second)
     assert resume == "Resume with: sab train copying --out 'my runs' --seeds 0,1 --resume"
     for seed in (0, 1):
-        (checkpoint,) = Path(f"my runs/seed-{seed}/checkpoint").iterdir()
+        checkpoint = max(Path(f"my runs/seed-{seed}/checkpoint").iterdir())
         assert int(checkpoint.name.removeprefix("step-")) >= 3
     steps = [int(line.split()[4]) for line in (first, second)]
     for seed in (0, 1):  # the very command, only that the end is near enough to wait for

@@ -51,6 +51,7 @@ try:
     from sab.training.checkpoint import load_kept, load_model
     from sab.training.config import Device, resolve_device
     from sab.training.evaluation import evaluate_fully
+    from sab.training.interrupt import Interrupt
     from sab.training.loop import check_seeds, seed_folder
     from sab.training.progress import progress_for, progress_for_each, show_headline, show_seconds
     from sab.training.run import Result
@@ -114,6 +115,7 @@ def train(arguments: Sequence[str]) -> int:
 
 def _train_one(name: str, options: TrainOptions) -> int:
     label = f"{options.task.title} {options.model.method}"
+    interrupt = Interrupt()
     result = train_model(
         options.task,
         options.model,
@@ -121,11 +123,12 @@ def _train_one(name: str, options: TrainOptions) -> int:
         options.folder,
         options.resume,
         progress_for(Console(), label),
+        interrupt,
     )
     print(f"{result.message[0].upper()}{result.message[1:]}")
     if result.status == "interrupted":
         print(f"Resume with: sab train {name} --out {shlex.quote(str(options.folder))} --resume")
-        return INTERRUPTED
+        return interrupt.exit_status
     print(_on_unseen_data(options.task, result))
     print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
     return DIVERGED if result.status == "diverged" else DONE
@@ -133,6 +136,7 @@ def _train_one(name: str, options: TrainOptions) -> int:
 
 def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
     labels = [f"{options.task.title} {options.model.method} seed {seed}" for seed in seeds]
+    interrupt = Interrupt()
     results = train_models(
         options.task,
         options.model,
@@ -141,6 +145,7 @@ def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
         options.folder,
         options.resume,
         progress_for_each(Console(), labels),
+        interrupt,
     )
     for seed, result in results.items():
         print(f"Seed {seed}: {_outcome(options.task, result)}")
@@ -148,7 +153,7 @@ def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
     out = shlex.quote(str(options.folder))
     if "interrupted" in statuses:
         print(f"Resume with: sab train {name} --out {out} --seeds {','.join(map(str, seeds))} --resume")
-        return INTERRUPTED
+        return interrupt.exit_status
     first = shlex.quote(str(seed_folder(options.folder, seeds[0])))
     print(f"The runs are in {options.folder}; see the first with: sab plot {first}")
     return DIVERGED if "diverged" in statuses else DONE

@@ -30,6 +30,8 @@ from sab.training.config import TrainConfig, resolve_device
         ("eval_every", 0),
         ("eval_batches", 0),
         ("checkpoint_every", 0),
+        ("checkpoint_minutes", 0.0),
+        ("checkpoint_minutes", float("inf")),
         ("stop_at", float("inf")),
         ("patience", 0),
         ("patience", 1.5),

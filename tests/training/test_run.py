@@ -89,7 +89,10 @@ def test_resuming_with_another_configuration_names_the_option(
 def test_resuming_may_change_what_computes_nothing(tmp_path: Path, config: RunConfig) -> None:
     run = Run.create(tmp_path / "run", config)
     run.check_resumable(
-        replace(config, training=replace(config.training, iterations=99, threads=7, checkpoint_every=50))
+        replace(
+            config,
+            training=replace(config.training, iterations=99, threads=7, checkpoint_every=50, checkpoint_minutes=5.0),
+        )
     )
     run.check_resumable(replace(config, training=replace(config.training, device="cuda", cuda_graph=False)))
 

@@ -46,6 +46,8 @@ class TrainConfig:
     an end. The last one, on test data, then takes all of them either way."""
     checkpoint_every: int = 500
     """How many iterations lie between two checkpoints."""
+    checkpoint_minutes: float | None = None
+    """After how many minutes without a checkpoint one is written besides; None writes none."""
     stop_at: float | None = None
     """Stop at the first evaluation whose headline metric is as good as this; None trains to the end."""
     patience: int | None = None
@@ -67,6 +69,8 @@ class TrainConfig:
         }
         if self.lr_decay is not None:
             checked["lr_decay"] = check_float("lr_decay", self.lr_decay, minimum=0, maximum=1)
+        if self.checkpoint_minutes is not None:
+            checked["checkpoint_minutes"] = check_float("checkpoint_minutes", self.checkpoint_minutes, above=0)
         if self.clip is not None:
             checked["clip"] = check_float("clip", self.clip, above=0)
         if self.stop_at is not None:

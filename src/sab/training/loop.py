@@ -26,17 +26,18 @@ def train(
     out: Path | str,
     resume: bool = False,
     progress: Progress | None = None,
+    interrupt: Interrupt | None = None,
 ) -> Result:
     """Trains a model on a task into the folder `out`.
 
     With `resume` the folder must hold a run of the same configuration, which goes on from its last checkpoint as if
-    it had never stopped; a run that has come to its end is left as it is. Ctrl-C ends a run after the current
-    iteration, with a checkpoint and the status `interrupted`; a loss or gradient that is not finite ends it before
-    the weights change, with the status `diverged`.
+    it had never stopped; a run that has come to its end is left as it is. Ctrl-C, SIGTERM and SIGUSR1 end a run after
+    the current iteration, with a checkpoint and the status `interrupted`, and `interrupt` then knows which of them it
+    was; a loss or gradient that is not finite ends it before the weights change, with the status `diverged`.
     """
     _check_arguments(task, model_config, train_config, out, resume)
     config = RunConfig(task, model_config, train_config)
-    (result,) = _train_by_turns([config], [Path(out)], resume, [progress or Progress()])
+    (result,) = _train_by_turns([config], [Path(out)], resume, [progress or Progress()], interrupt or Interrupt())
     return result
 
 
@@ -48,11 +49,12 @@ def train_seeds(
     out: Path | str,
     resume: bool = False,
     progress: Sequence[Progress] | None = None,
+    interrupt: Interrupt | None = None,
 ) -> dict[int, Result]:
     """Trains a model from each of `seeds`, which take turns, an iteration each; `train_config.seed` does not matter.
 
     Seed N has its own run in the folder `out`/seed-N, the same that `train` makes. On a GPU each has its own stream,
-    so that small models share it. Ctrl-C ends all of them, and `resume` goes on with all of them; one that diverges
+    so that small models share it. A signal ends all of them, and `resume` goes on with all of them; one that diverges
     or is solved leaves the others to go on. `progress` has one for each seed.
     """
     _check_arguments(task, model_config, train_config, out, resume)
@@ -62,7 +64,8 @@ def train_seeds(
     configs = [RunConfig(task, model_config, replace(train_config, seed=seed)) for seed in seeds]
     folders = [seed_folder(out, seed) for seed in seeds]
     try:
-        results = _train_by_turns(configs, folders, resume, progress or [Progress() for _ in seeds])
+        heard = progress or [Progress() for _ in seeds]
+        results = _train_by_turns(configs, folders, resume, heard, interrupt or Interrupt())
     except BaseException:
         if not existed:
             with contextlib.suppress(OSError):  # a run that was begun is in it
@@ -99,21 +102,24 @@ def _check_arguments(task: Any, model_config: Any, train_config: Any, out: Any, 
 
 
 def _train_by_turns(
-    configs: Sequence[RunConfig], folders: Sequence[Path], resume: bool, progress: Sequence[Progress]
+    configs: Sequence[RunConfig],
+    folders: Sequence[Path],
+    resume: bool,
+    progress: Sequence[Progress],
+    interrupt: Interrupt,
 ) -> list[Result]:
     """Trains all runs, an iteration of each in turn."""
     training = configs[0].training
     device = resolve_device(training.device)
-    with torch_settings(training, device), contextlib.ExitStack() as opened:
+    with interrupt, torch_settings(training, device), contextlib.ExitStack() as opened:
         trainers: list[Trainer] = []
         for config, folder, shown in zip(configs, folders, progress, strict=True):
             trainers.append(Trainer(config, folder, resume, shown, device))
             opened.callback(trainers[-1].close)
-        with Interrupt() as interrupt:
-            going = [trainer for trainer in trainers if trainer.result is None]
-            for trainer in going:
-                trainer.begin()
-            for _, error in by_turns(iter(going), len(going), lambda: interrupt.requested):
-                if error is not None:
-                    raise error
+        going = [trainer for trainer in trainers if trainer.result is None]
+        for trainer in going:
+            trainer.begin()
+        for _, error in by_turns(iter(going), len(going), lambda: interrupt.requested):
+            if error is not None:
+                raise error
     return [trainer.result for trainer in trainers if trainer.result is not None]

@@ -61,6 +61,7 @@ class Trainer:
         self._random = torch.get_rng_state()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._made = self.state.step
+        self._saved_at = time.monotonic()
         self._updates: Updates | None = None
         self._events: SummaryWriter | None = None
 
@@ -176,7 +177,7 @@ class Trainer:
         updates.make(self._made)
         self._made += 1
         is_evaluated = self._made % training.eval_every == 0
-        is_saved = self._made % training.checkpoint_every == 0 or self._made == training.iterations
+        is_saved = self._made % training.checkpoint_every == 0 or self._made == training.iterations or self._is_time()
         if not (is_evaluated or is_saved or updates.wants_reading()):
             return
         self._read(updates)
@@ -186,6 +187,11 @@ class Trainer:
             self._evaluate()
         if is_saved:
             self._save()
+
+    def _is_time(self) -> bool:
+        """Whether the newest checkpoint is as old as one may be, by a clock that nobody sets."""
+        minutes = self.config.training.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _read(self, updates: Updates) -> None:
         """Counts the updates made so far; the first number among them that was not finite was the last."""
@@ -274,6 +280,7 @@ class Trainer:
         """Writes a checkpoint, where this step has none; removes the best weights that none needs any more."""
         if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
             checkpoint.remove_old_best(self.run, self.state.best_at)
+        self._saved_at = time.monotonic()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
