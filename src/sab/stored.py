@@ -16,6 +16,8 @@ from sab.errors import LARGEST_INT
 
 MOST_JSON = 2**28
 """How many bytes a file of JSON may have."""
+MOST_NESTED = 50
+"""How deep lists and dictionaries may hold each other; what walks through them has a limit of its own."""
 LARGEST = 1e300
 """Beyond it, sums of numbers may not be finite."""
 T = TypeVar("T")
@@ -42,10 +44,20 @@ def read_text(path: Path) -> str:
 
 def parse_json(text: str) -> Any:
     """What a text in JSON says."""
+    too_deep = ValueError(f"it is nested more than {MOST_NESTED} deep")
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise too_deep from None
+    if text.count("[") + text.count("{") > MOST_NESTED and _is_nested(value, MOST_NESTED):
+        raise too_deep
+    return value
+
+
+def _is_nested(value: Any, most: int) -> bool:
+    """Whether lists and dictionaries hold each other more than so deep."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inside is not None and (most == 0 or any(_is_nested(one, most - 1) for one in inside))
 
 
 def matches(value: Any, kind: Any) -> bool:

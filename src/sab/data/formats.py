@@ -40,7 +40,7 @@ CHUNK = 2**20
 _WHAT_STREAMS_RAISE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 _WHAT_ARCHIVES_RAISE = (
     *(OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError),
-    *(ValueError, OverflowError, struct.error),  # the modules' own, of numbers and names that make no sense
+    *(ValueError, IndexError, OverflowError, struct.error),  # the modules' own, of numbers and names that make no sense
 )
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

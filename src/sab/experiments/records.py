@@ -13,7 +13,7 @@ from typing import Any
 from sab.errors import ValueMistake
 from sab.experiments.locks import locked
 from sab.experiments.settings import epochs_in
-from sab.experiments.tables import Row
+from sab.experiments.tables import ROWS, Row
 from sab.files import write_text, writing
 from sab.stored import first_mismatch, matches, read_json, read_json_lines
 from sab.training.run import Run
@@ -48,7 +48,9 @@ NEEDED = {
     "date": str,
 }
 """What every record has; older ones lack what `make` has besides."""
-ENTRIES = NEEDED | NOTES | {"task": str, "data": str, "valid": Metrics, "best_at": int | None, "epochs": float | None}
+ON_DATA = {"data": str, "valid": Metrics, "best_at": int | None, "epochs": float | None}
+"""What those of tasks with data have besides."""
+ENTRIES = NEEDED | NOTES | ON_DATA | {"task": str}
 POINT = {"step": int, "loss": float, "metrics": Metrics, "grad_norm": float, "grad_norm_max": float}
 """What every point of a history has; older ones lack the mean norm."""
 
@@ -119,6 +121,11 @@ def _first_wrong(record: Record) -> str | None:
         return "config"
     if not all(_has_entries(point, POINT, optional={"grad_norm"}) for point in record["history"]):
         return "history"
+    if record["row"] in ROWS and ROWS[record["row"]].length is None and not record.keys() >= ON_DATA.keys():
+        return "data"
+    best_at = record.get("best_at")
+    if best_at is not None and not (0 < best_at <= record["iterations"] and record.get("epochs") is not None):
+        return "best_at"
     return None if _is_attention(record.get("attention")) else "attention"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -13,6 +12,7 @@ from sab.errors import ValueMistake
 from sab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST
 from sab.report import pages
 from sab.report.pages import NONE, markdown
+from sab.stored import first_mismatch, read_json_lines
 
 Record = dict[str, Any]
 BEGIN, END = pages.marks("benchmark")
@@ -36,6 +36,27 @@ HEADER = (
     "target",
     "met",
 )
+NEEDED = {
+    **dict.fromkeys(("device", "case", "scorer", "precision", "date"), str),
+    **dict.fromkeys(("hidden_size", "batch_size", "steps", "k_top", "k_att", "input_size"), int),
+    "kind": Literal["required", "context", "sweep"],
+    "k_trunc": int | None,
+    "beside": str | None,
+    "quick": bool,
+    "target": float | None,
+    "commit": str | None,
+    "versions": dict[str, str],
+    "threads": int,
+}
+OPTIONAL = {
+    "backend": str,
+    "error": str,
+    "milliseconds": dict[str, dict[str, dict[str, dict[Literal["median", "min", "repeats"], float]]]],
+    "ratio": dict[Literal["eager", "graph"], dict[str, float]],
+    "speedup": dict[str, float],
+    "memory_ratio": float,
+}
+"""What a record has, in whatever way it was measured, and what else it may have that is looked at."""
 DISTURBED = 1.5
 """How far the median may be above the fastest call."""
 
@@ -46,18 +67,35 @@ def load(paths: Sequence[Path]) -> list[Record]:
     for path in paths:
         wanted = f"records {str(path)!r} must be a file of JSON lines that `sab bench --output` wrote"
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            read = [json.loads(line) for line in lines]
+            read = read_json_lines(path)
         except (OSError, ValueError) as error:
             raise ValueMistake(f"{wanted}; it cannot be read: {error}.") from error
         if not read or any(not isinstance(record, dict) or record.get("schema") != SCHEMA for record in read):
             raise ValueMistake(f"{wanted}; its lines are none of this version.")
+        for number, record in enumerate(read, start=1):
+            if not record.keys() >= NEEDED.keys() or first_mismatch(record, NEEDED | OPTIONAL) or not _is_whole(record):
+                raise ValueMistake(f"{wanted}; line {number} is not as it writes one.")
         for record in read:
             key = _key(record)
             if not record["quick"] and (key not in records or records[key]["date"] <= record["date"]):
                 records[key] = record
     kinds = ("required", "context", "sweep")
     return sorted(records.values(), key=lambda record: (kinds.index(record["kind"]), record["case"]))
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether a record has all that the tables and figures take from it, given that its entries are of their types."""
+    try:
+        line(record)
+        if "error" not in record:
+            ways = record["ratio"] | ({"eager": (BOTH, FORWARD)} if record["case"] in SWEPT else {})
+            for way, passes in ways.items():
+                for one in passes:
+                    microseconds_a_step(record, way, one)
+                    microseconds_a_step(record, way, one, "nn.LSTM")
+    except (KeyError, ValueError, ZeroDivisionError):
+        return False
+    return True
 
 
 def _key(record: Record) -> tuple[Any, ...]:
@@ -92,8 +130,8 @@ def verdicts(records: Iterable[Record]) -> list[Record]:
             groups.setdefault((record["device"], record["case"], record["scorer"]), []).append(record)
     made: list[Record] = []
     for (_, case, scorer), group in groups.items():
-        ways = dict.fromkeys(way for record in group for way in record["ratio"])
-        ratio = {way: min(record["ratio"][way][BOTH] for record in group if way in record["ratio"]) for way in ways}
+        ratios = [(way, ratio[BOTH]) for record in group for way, ratio in record["ratio"].items() if BOTH in ratio]
+        ratio = {way: min(value for other, value in ratios if other == way) for way, _ in ratios}
         made.append({"case": case, "scorer": scorer, "target": group[0]["target"], "ratio": ratio})
     return made
 
