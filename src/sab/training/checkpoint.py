@@ -170,14 +170,22 @@ def load_model(run: Run, device: torch.device) -> SequenceModel:
 
 def load_kept(run: Run, device: torch.device) -> tuple[SequenceModel, int | None]:
     """The same, and the iteration whose weights these are where they are the best ones, at the run's end or so far."""
-    with torch.device("meta"):  # its memory is that of the files: no configuration can ask for more
-        model = run.config.build_model(torch.device("meta"))
-    best_at = _best_at(run)
+    model, best_at = _outline(run), _best_at(run)
     if best_at is None:
         load(run.checkpoints, run.config, model)
     else:
         load_best(run.best, run.config, model, best_at)
     return model.to(device).eval(), best_at
+
+
+def _outline(run: Run) -> SequenceModel:
+    """The model of a run without any memory, which it gets from the files: no configuration can ask for more."""
+    nowhere = torch.device("meta")
+    try:
+        with nowhere:
+            return run.config.build_model(nowhere)
+    except (RuntimeError, TypeError) as error:  # torch's words for a size that no number holds
+        raise ValueMistake(f"{str(run.path)!r} must be a run whose model can be made; it is too large.") from error
 
 
 def _best_at(run: Run) -> int | None:
