@@ -13,6 +13,9 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float64", "bfloat16"]
 Keep = Literal["last", "best"]
 
+MOST_THREADS = 1024
+"""How many CPU threads torch may be told to use; with many more the process dies without a word."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -61,7 +64,7 @@ class TrainConfig:
             "batch_size": check_int("batch_size", self.batch_size, 1),
             "lr": check_float("lr", self.lr, above=0),
             "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
-            "threads": check_int("threads", self.threads, 1, optional=True, maximum=2**31 - 1),
+            "threads": check_int("threads", self.threads, 1, optional=True, maximum=MOST_THREADS),
             "eval_every": check_int("eval_every", self.eval_every, 1),
             "eval_batches": check_int("eval_batches", self.eval_batches, 1, optional=True),
             "checkpoint_every": check_int("checkpoint_every", self.checkpoint_every, 1),
