@@ -37,6 +37,7 @@ from sab.training.config import TrainConfig, resolve_device
         ("patience", 1.5),
         ("keep", "worst"),
         ("keep", None),
+        ("on_nan", "hope"),
     ],
 )
 def test_wrong_options_are_named(option: str, value: Any) -> None:

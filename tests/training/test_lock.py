@@ -21,8 +21,16 @@ from sab.training.lock import NAME, RunLock
 from sab.training.progress import Progress
 
 Train = Callable[..., Result]
-OTHER = "import sys; from pathlib import Path; from sab.training.lock import RunLock; "
-OTHER += "RunLock(Path(sys.argv[1])).take(); print('taken', flush=True); sys.stdin.read()"
+OTHER = """
+import fcntl, json, os, socket, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": "today"}))
+file.flush()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+"""What a process does that trains a run, without torch, which takes a while to import."""
 
 
 @pytest.fixture
@@ -74,7 +82,7 @@ def test_another_process_is_named_and_one_that_was_killed_is_forgotten(tmp_path:
     out = tmp_path / "run"
     run_training(out, iterations=4)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", OTHER, str(out)], **pipes) as other:
+    with subprocess.Popen([sys.executable, "-c", OTHER, str(out / NAME)], **pipes) as other:
         assert other.stdout.readline() == b"taken\n"  # pyright: ignore[reportOptionalMemberAccess]
         with pytest.raises(Mistake, match=f"; process {other.pid} on "):
             run_training(out, resume=True)

@@ -60,7 +60,7 @@ def test_a_run_is_a_folder(tmp_path: Path, config: RunConfig, run_training: Trai
     lines = run.evaluations()
     assert [line["step"] for line in lines] == [3, 6, 8]
     for line in lines:
-        assert line.keys() == {"step", "loss", "metrics", "grad_norm", "grad_norm_max", *CLOCK}
+        assert line.keys() == {"step", "loss", "metrics", "grad_norm", "grad_norm_max", "skipped", "rollbacks", *CLOCK}
         assert line["metrics"].keys() == {"accuracy_last10", "cross_entropy_last10", "cross_entropy"}
         assert 0 < line["grad_norm"] <= line["grad_norm_max"]
     assert result.metrics.keys() == lines[-1]["metrics"].keys()

@@ -40,8 +40,15 @@ def send_after(monkeypatch: pytest.MonkeyPatch, made: int, *numbers: int) -> Non
     monkeypatch.setattr(HostUpdates, "make", sending)
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 128 + signal.SIGUSR1)])
-@pytest.mark.parametrize("seeds", [[], ["--seeds", "0,1"]])
+@pytest.mark.parametrize(
+    ("name", "status", "seeds"),
+    [
+        ("SIGINT", 130, []),
+        ("SIGTERM", 143, []),
+        ("SIGUSR1", 128 + signal.SIGUSR1, []),
+        ("SIGTERM", 143, ["--seeds", "0,1"]),
+    ],
+)
 def test_a_signal_writes_a_checkpoint_and_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, status: int, seeds: list[str]
 ) -> None:

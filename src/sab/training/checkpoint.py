@@ -52,7 +52,7 @@ class TrainingState:
     """Where a run stands, besides its weights."""
 
     step: int = 0
-    """How many updates the weights have seen."""
+    """How many batches the run has seen."""
     elapsed: float = 0.0
     """Seconds spent so far."""
     solved_at: int | None = None
@@ -64,21 +64,43 @@ class TrainingState:
     since_best: int = 0
     """How many evaluations there were since that one, or at all where none had a finite headline metric."""
     window: int = 0
-    """How many iterations the four numbers below are about: those since the last evaluation."""
+    """How many iterations the five numbers below are about: those since the last evaluation."""
+    window_skipped: int = 0
     seconds: float = 0.0
     loss_sum: float = 0.0
     grad_norm_sum: float = 0.0
     grad_norm_max: float = 0.0
+    skipped: int = 0
+    """How many iterations left the weights as they were, since their loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    """How many of those were the last ones."""
+    rollbacks: int = 0
+    """How often the run went back to a checkpoint."""
+    rollbacks_here: int = 0
+    """How often it did since it last came to a checkpoint on schedule."""
+    lr_factor: float = 1.0
+    """What the learning rate is multiplied by."""
 
     def count(self, seconds: float, loss: float, grad_norm: float) -> None:
         """Counts one more iteration."""
+        self._pass(seconds)
+        self.loss_sum += loss
+        self.grad_norm_sum += grad_norm
+        self.grad_norm_max = max(self.grad_norm_max, grad_norm)
+        self.skipped_in_a_row = 0
+
+    def skip(self, seconds: float) -> None:
+        """Counts one more iteration, which changed nothing."""
+        self._pass(seconds)
+        self.window_skipped += 1
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+
+    def _pass(self, seconds: float) -> None:
         self.step += 1
         self.elapsed += seconds
         self.window += 1
         self.seconds += seconds
-        self.loss_sum += loss
-        self.grad_norm_sum += grad_norm
-        self.grad_norm_max = max(self.grad_norm_max, grad_norm)
 
     def compare(self, headline: Headline, value: float) -> bool:
         """Counts one more evaluation; whether it is the best so far, which one that is not finite never is."""
@@ -91,7 +113,7 @@ class TrainingState:
 
     def start_window(self) -> None:
         """Forgets the iterations that an evaluation has reported."""
-        self.window = 0
+        self.window = self.window_skipped = 0
         self.seconds = self.loss_sum = self.grad_norm_sum = self.grad_norm_max = 0.0
 
 
@@ -103,7 +125,7 @@ def save(
         return False
     tensors = {MODEL: model.state_dict(), TRAINING: _training_tensors(model, optimizer)}
     _write(folder, config, tensors, state)
-    remove_old(folder, state.step)
+    remove_old(folder, config, state.step)
     return True
 
 
@@ -112,10 +134,15 @@ def save_best(folder: Path, config: RunConfig, model: nn.Module, state: Training
     _write(folder, config, {MODEL: model.state_dict()}, state)
 
 
-def remove_old(folder: Path, step: int) -> None:
-    """Removes all checkpoints but the newest of a run that is at `step`, and what a crash left of one."""
+def remove_old(folder: Path, config: RunConfig, step: int) -> None:
+    """Removes all checkpoints but the newest of a run that is at `step`, and what a crash left of one.
+
+    Where the run may have to go back to the last one on schedule, that stays too.
+    """
+    training = config.training
     known = [one for one in map(_step_of, _complete(folder)) if one <= step]
-    _remove_others(folder, known[-KEPT:])
+    on_schedule = [one for one in known if one % training.checkpoint_every == 0]
+    _remove_others(folder, known[-KEPT:] + (on_schedule[-1:] if training.on_nan == "rollback" else []))
 
 
 def remove_old_best(run: Run, best_at: int | None) -> None:
@@ -129,10 +156,12 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     best: Path | None = None,
+    every: int = 1,
 ) -> TrainingState:
     """Puts the newest checkpoint that is whole into `model` and, where given, `optimizer` and the random states.
 
-    Where `best` is given, one whose best weights are not whole in that folder is not whole itself.
+    Where `best` is given, one whose best weights are not whole in that folder is not whole itself. Those between two
+    multiples of `every` do not count.
     """
 
     def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
@@ -140,7 +169,7 @@ def load(
         weights = _load_tensors(checkpoint / MODEL, model.state_dict())
         return state, weights, _load_tensors(checkpoint / TRAINING, _training_layout(model))
 
-    state, weights, training = _newest_whole(folder, read)
+    state, weights, training = _newest_whole(folder, read, every)
     _put(weights, model)
     if optimizer is not None:
         _restore_training(model, optimizer, training)
@@ -244,10 +273,10 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + "[0-9]" * 8))
 
 
-def _newest_whole(folder: Path, read: Callable[[Path], T]) -> T:
+def _newest_whole(folder: Path, read: Callable[[Path], T], every: int = 1) -> T:
     """What is read of the newest checkpoint that has nothing wrong; what newer ones have wrong is a warning."""
     wrong: list[str] = []
-    for checkpoint in reversed(_complete(folder)):
+    for checkpoint in reversed([one for one in _complete(folder) if _step_of(one) % every == 0]):
         try:
             found = read(checkpoint)
         except ValueMistake as mistake:

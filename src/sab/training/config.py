@@ -12,6 +12,7 @@ from sab.errors import ValueMistake, check_bool, check_choice, check_float, chec
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float64", "bfloat16"]
 Keep = Literal["last", "best"]
+OnNan = Literal["stop", "skip", "rollback"]
 
 MOST_THREADS = 1024
 """How many CPU threads torch may be told to use; with many more the process dies without a word."""
@@ -57,6 +58,9 @@ class TrainConfig:
     """Stop after this many evaluations in a row without a better headline metric; None trains to the end."""
     keep: Keep = "last"
     """Which weights a run ends with: the last ones, or those of the evaluation with the best headline metric."""
+    on_nan: OnNan = "stop"
+    """What to do about a loss or gradient that is not finite, which never reaches the weights: stop the run, skip the
+    batch, or go back to the last of the checkpoints that checkpoint_every asks for, with half the learning rate."""
 
     def __post_init__(self) -> None:
         checked = {
@@ -84,6 +88,7 @@ class TrainConfig:
         check_choice("device", self.device, get_args(Device))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("keep", self.keep, get_args(Keep))
+        check_choice("on_nan", self.on_nan, get_args(OnNan))
 
     def lr_at(self, step: int) -> float:
         """The learning rate after `step` iterations."""

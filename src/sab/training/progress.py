@@ -47,9 +47,10 @@ class Lines(Progress):
 
     def evaluation(self, line: dict[str, Any]) -> None:
         step, speed = line["step"], line["iterations_per_second"]
+        loss, norm = (_show_number(line[name], places) for name, places in (("loss", 4), ("grad_norm", 2)))
         self._print(
-            f"{self._start}{step:>{len(str(self._iterations))}}/{self._iterations}  loss {line['loss']:.4f}  "
-            f"{_show_evaluation(self._headline, line)}  gradient norm {line['grad_norm']:.2f}  "
+            f"{self._start}{step:>{len(str(self._iterations))}}/{self._iterations}  loss {loss}  "
+            f"{_show_evaluation(self._headline, line)}  gradient norm {norm}{_show_trouble(line)}  "
             f"{speed:.1f} it/s  {show_seconds((self._iterations - step) / speed)} left"
         )
 
@@ -131,6 +132,15 @@ def _show_evaluation(headline: Headline, line: dict[str, Any], name: str | None 
     """The headline metric, beside the best one where that is another."""
     told, best = show_headline(headline, line["metrics"], name), line["best"]
     return told if best is None or line["best_at"] == line["step"] else f"{told} (best {headline.show(best)})"
+
+
+def _show_number(value: float | None, places: int) -> str:
+    return "not finite" if value is None else f"{value:.{places}f}"
+
+
+def _show_trouble(line: dict[str, Any]) -> str:
+    """What became of losses and gradients that were not finite, where there were any."""
+    return "".join(f"  {name} {line[name]}" for name in ("skipped", "rollbacks") if line.get(name))
 
 
 def show_seconds(seconds: float) -> str:

@@ -35,10 +35,10 @@ another."""
 
 EVALUATION = {
     "step": int,
-    "loss": float,
+    "loss": float | None,
     "metrics": dict[str, float | None],
-    "grad_norm": float,
-    "grad_norm_max": float,
+    "grad_norm": float | None,
+    "grad_norm_max": float | None,
 }
 """What a line of metrics.jsonl has at least."""
 Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
@@ -222,6 +222,13 @@ class Run:
         if option is not None:
             stored, given = self.config.options().get(option), config.options().get(option)
             raise ValueMistake(f"{option} must be {stored!r} to resume {str(self.path)!r}; got {given!r}.", option)
+        stored, given = self.config.training.checkpoint_every, config.training.checkpoint_every
+        if given != stored and config.training.on_nan == "rollback":
+            raise ValueMistake(
+                f"checkpoint_every must be {stored} to resume {str(self.path)!r}, which goes back to its checkpoints; "
+                f"got {given}.",
+                "checkpoint_every",
+            )
         stored, given = self.config.training.iterations, config.training.iterations
         if given != stored and config.training.lr_decay is not None:
             raise ValueMistake(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
 
+from sab.files import writing
 from sab.models import SequenceModel
 from sab.tasks import Split
 from sab.training import checkpoint
@@ -25,7 +28,10 @@ from sab.training.progress import Progress
 from sab.training.run import Result, Run, RunConfig, Status, finite, provenance
 from sab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
 
+logger = logging.getLogger("sab")
 T = TypeVar("T")
+MOST_ROLLBACKS = 10
+"""How often a run goes back in a row without coming to its next checkpoint on schedule."""
 Ending = tuple[Status, str]
 """How training ended, and the same in a sentence."""
 
@@ -75,17 +81,21 @@ class Trainer:
         run, config = Run.open(out, "out"), self.config
         if run.is_untouched():  # it was killed before there was anything to go on from
             checkpoint.save(run.checkpoints, config, self.model, self.optimizer, TrainingState())
-        best = run.best if self._keeps_best else None
-        state = checkpoint.load(run.checkpoints, config, self.model, self.optimizer, best)
+        state = self._load(run)
         result = run.result()
         if result is not None and (result.status != "finished" or state.step == config.training.iterations):
             self.result = result
         else:
             self._check_data()
             run.rewind(state.step, config)
-            checkpoint.remove_old(run.checkpoints, state.step)
+            checkpoint.remove_old(run.checkpoints, config, state.step)
             checkpoint.remove_old_best(run, state.best_at)
         return run, state
+
+    def _load(self, run: Run, every: int = 1) -> TrainingState:
+        """Puts the newest checkpoint, of those after a multiple of `every`, in the place of what was computed."""
+        best = run.best if self._keeps_best else None
+        return checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every)
 
     def begin(self) -> None:
         """Gets ready for the first iteration."""
@@ -93,7 +103,7 @@ class Trainer:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._turn():
             self._updates = self._build_updates()
-        self._events = SummaryWriter(str(self.run.path), purge_step=self.state.step + 1)
+        self._events = self._build_events()
         where = f" on {self.device}, into {self.run.path}"
         self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
 
@@ -151,7 +161,8 @@ class Trainer:
                 if self.result is None:
                     self.progress.end()
             if self._events is not None:
-                self._events.close()
+                with contextlib.suppress(OSError):  # what it could not write was told of at its evaluation
+                    self._events.close()
             if self._stream is not None:
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
             if self._is_new and self.state.step == 0 and self.result is None:
@@ -168,23 +179,27 @@ class Trainer:
 
     def _build_updates(self) -> Updates:
         if self._stream is None:
-            return HostUpdates(self.config, self.model, self.optimizer)
+            return HostUpdates(self.config, self.model, self.optimizer, self.state)
         capture = CudaCapture(self._stream) if self.config.training.cuda_graph else None
-        return DeviceUpdates(self.config, self.model, self.optimizer, self.state.step, self._stream, capture)
+        return DeviceUpdates(self.config, self.model, self.optimizer, self.state, self._stream, capture)
+
+    def _build_events(self) -> SummaryWriter:
+        with writing(self.run.path):
+            return SummaryWriter(str(self.run.path), purge_step=self.state.step + 1)
 
     def _iterate(self, updates: Updates) -> None:
         training = self.config.training
         updates.make(self._made)
         self._made += 1
         is_evaluated = self._made % training.eval_every == 0
-        is_saved = self._made % training.checkpoint_every == 0 or self._made == training.iterations or self._is_time()
-        if not (is_evaluated or is_saved or updates.wants_reading()):
-            return
-        self._read(updates)
-        if self.ending is not None:
+        is_on_schedule = self._made % training.checkpoint_every == 0
+        is_saved = is_on_schedule or self._made == training.iterations or self._is_time()
+        if not (is_evaluated or is_saved or updates.wants_reading()) or not self._read(updates):
             return
         if is_evaluated:
             self._evaluate()
+        if is_on_schedule:
+            self.state.rollbacks_here = 0
         if is_saved:
             self._save()
 
@@ -193,17 +208,51 @@ class Trainer:
         minutes = self.config.training.checkpoint_minutes
         return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
-    def _read(self, updates: Updates) -> None:
-        """Counts the updates made so far; the first number among them that was not finite was the last."""
+    def _read(self, updates: Updates) -> bool:
+        """Counts the updates made so far; whether all of them count.
+
+        Otherwise one came to a number that is not finite, and the run has its ending or has gone back.
+        """
         before = self.state.step
         trouble = updates.read(self.state)
         if self.state.step > before:
             self.progress.iteration(self.state.step, updates.loss)
-        if trouble is not None:
-            left = "the weights were left as they were before it"
-            if self._keeps_best and self.state.best_at is not None:
-                left += f", and the metrics are of the best ones, those of iteration {self.state.best_at}"
-            self.ending = "diverged", f"{trouble}; {left}."
+        if trouble is None:
+            return True
+        if self.config.training.on_nan == "rollback":
+            if self.state.rollbacks_here < MOST_ROLLBACKS:
+                self._roll_back(updates, trouble)
+                return False
+            trouble += f", after {MOST_ROLLBACKS} rollbacks"
+        left = "the weights were left as they were before it"
+        if self._keeps_best and self.state.best_at is not None:
+            left += f", and the metrics are of the best ones, those of iteration {self.state.best_at}"
+        self.ending = "diverged", f"{trouble}; {left}."
+        return False
+
+    def _roll_back(self, updates: Updates, trouble: str) -> None:
+        """Goes back to the last checkpoint on schedule, and on with half the learning rate.
+
+        Where there is another one off schedule, which a run that was never interrupted does not have, it goes first: a
+        run that is killed here comes to the same trouble and goes back again.
+        """
+        before = self.state
+        updates.close()
+        self.state = self._load(self.run, self.config.training.checkpoint_every)
+        self.state.elapsed = before.elapsed
+        self.state.rollbacks = before.rollbacks + 1
+        self.state.rollbacks_here = before.rollbacks_here + 1
+        self.state.lr_factor = before.lr_factor / 2
+        self._made = self.state.step
+        checkpoint.remove_old(self.run.checkpoints, self.config, self._made)
+        self.run.rewind(self._made, self.config)
+        checkpoint.remove_old_best(self.run, self.state.best_at)
+        self._updates = self._build_updates()
+        if self._events is not None:
+            self._events.close()
+        self._events = self._build_events()
+        factor = f"1/{round(1 / self.state.lr_factor)} of the learning rate"
+        logger.warning(f"{trouble}; the run goes back to iteration {self._made}, and on with {factor}.")
 
     def _ends_off_schedule(self) -> bool:
         """Whether the last iteration was made and has an evaluation of its own.
@@ -218,14 +267,22 @@ class Trainer:
         """Whether no further iteration is to follow, and why."""
         headline, training, step = self.config.task.headline, self.config.training, self._made
         if training.stop_at is not None and self.state.solved_at is not None:
-            return "solved", f"reached {headline.label} {headline.show(training.stop_at)} after {step} iterations."
+            reached = f"{headline.label} {headline.show(training.stop_at)}"
+            return "solved", f"reached {reached} after {step} iterations{self._tell_trouble()}."
         if step >= training.iterations:
-            return "finished", f"finished all {step} iterations."
+            return "finished", f"finished all {step} iterations{self._tell_trouble()}."
         if training.patience is not None and self.state.since_best >= training.patience:
-            return "stopped", f"stopped after {step} iterations: {self._tell_best()}."
+            return "stopped", f"stopped after {step} iterations{self._tell_trouble()}: {self._tell_best()}."
         if interrupted:
-            return "interrupted", f"interrupted after {step} iterations."
+            return "interrupted", f"interrupted after {step} iterations{self._tell_trouble()}."
         return None
+
+    def _tell_trouble(self) -> str:
+        """What became of losses and gradients that were not finite, where there were any."""
+        if self.state.skipped:
+            return f" ({self.state.skipped} skipped)"
+        rollbacks = self.state.rollbacks
+        return f" ({rollbacks} rollback{'s' if rollbacks > 1 else ''})" if rollbacks else ""
 
     def _tell_best(self) -> str:
         """That there was nothing better for a while."""
@@ -257,20 +314,24 @@ class Trainer:
         """Tells everyone of an evaluation."""
         assert self._events is not None
         state = self.state
+        counted = state.window - state.window_skipped
         line = {
             "step": state.step,
-            "loss": state.loss_sum / state.window,
+            "loss": state.loss_sum / counted if counted else None,
             "metrics": metrics,
-            "grad_norm": state.grad_norm_sum / state.window,
-            "grad_norm_max": state.grad_norm_max,
+            "grad_norm": state.grad_norm_sum / counted if counted else None,
+            "grad_norm_max": state.grad_norm_max if counted else None,
+            "skipped": state.skipped,
+            "rollbacks": state.rollbacks,
             "iterations_per_second": state.window / state.seconds,
             "elapsed": state.elapsed,
         }
         self.run.log(line)
         scalars = {name: line[name] for name in ("loss", "grad_norm", "iterations_per_second")} | metrics
-        for name, value in scalars.items():
-            self._events.add_scalar(name, math.nan if value is None else value, state.step)
-        self._events.flush()
+        with writing(self.run.path):
+            for name, value in scalars.items():
+                self._events.add_scalar(name, math.nan if value is None else value, state.step)
+            self._events.flush()
         self.progress.evaluation({**line, "best": state.best, "best_at": state.best_at})
 
     def _evaluate_fully(self, split: Split) -> dict[str, float]:

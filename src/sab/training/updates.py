@@ -2,7 +2,8 @@
 
 On the CPU each one is looked at before the next. On a GPU to look is to wait, so there nothing is looked at until
 somebody asks: losses and gradient norms gather on the device, and so does the knowledge that one was not finite, which
-keeps Adam from every update from there on. Either way a run that breaks has the weights from before it did.
+keeps Adam from that update and, unless it is to be skipped, from every one from there on. Either way a run that breaks
+has the weights from before it did.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ MOST_UNREAD = 1024
 """How many updates it makes in that time at most."""
 MOST_ON_THEIR_WAY = 8
 """How many updates the host may be ahead of the device, which has to be able to stop."""
+MOST_SKIPPED = 100
+"""How many iterations in a row may have a loss or gradient that is not finite where such are skipped."""
 
 
 class Updates(ABC):
     """Makes one update after the other, and tells about them when it is asked to."""
 
-    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer):
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
         self._config, self._model, self._optimizer = config, model, optimizer
+        self._lr_factor = state.lr_factor
+        self._most_broken = MOST_SKIPPED if config.training.on_nan == "skip" else 1
         self.loss = math.nan
         """The loss of the last update that was read."""
 
@@ -53,7 +58,7 @@ class Updates(ABC):
     def read(self, state: TrainingState) -> str | None:
         """Counts the updates since the last reading in `state`; tells which number was not finite, if one was.
 
-        No update counts, or was made, from there on.
+        No update counts, or was made, from there on. One that was skipped is counted as such and not told of.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -67,20 +72,28 @@ class Updates(ABC):
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.training.clip or math.inf)
         return loss.detach(), norm
 
+    def _rate_at(self, step: int) -> float:
+        return self._config.training.lr_at(step) * self._lr_factor
+
     def _count(self, state: TrainingState, seconds: float, loss: float, norm: float) -> str | None:
-        for what, value in (("loss", loss), ("gradient norm", norm)):
-            if not math.isfinite(value):
-                return f"the {what} of iteration {state.step + 1} is {value}"
-        self.loss = loss
-        state.count(seconds, loss, norm)
-        return None
+        numbers = {"loss": loss, "gradient norm": norm}
+        broken = next((what for what, value in numbers.items() if not math.isfinite(value)), None)
+        if broken is None:
+            self.loss = loss
+            state.count(seconds, loss, norm)
+            return None
+        if state.skipped_in_a_row + 1 < self._most_broken:
+            state.skip(seconds)
+            return None
+        in_a_row = f", the {self._most_broken}th in a row" if self._most_broken > 1 else ""
+        return f"the {broken} of iteration {state.step + 1} is {numbers[broken]}{in_a_row}"
 
 
 class HostUpdates(Updates):
     """Updates on the CPU."""
 
-    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer):
-        super().__init__(config, model, optimizer)
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
+        super().__init__(config, model, optimizer, state)
         self._unread: tuple[float, float, float] | None = None
 
     def make(self, step: int) -> None:
@@ -90,7 +103,7 @@ class HostUpdates(Updates):
         loss, norm = (number.item() for number in self._descend(*batch))
         if math.isfinite(loss) and math.isfinite(norm):
             for group in self._optimizer.param_groups:
-                group["lr"] = training.lr_at(step)
+                group["lr"] = self._rate_at(step)
             self._optimizer.step()
         self._unread = time.perf_counter() - started, loss, norm
 
@@ -113,20 +126,22 @@ class DeviceUpdates(Updates):
         config: RunConfig,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        first: int,
+        state: TrainingState,
         stream: torch.cuda.Stream | None,
         capture: Capture | None,
     ):
-        super().__init__(config, model, optimizer)
+        super().__init__(config, model, optimizer, state)
         self._stream = stream
         self._device = next(model.parameters()).device
-        self._batches = Batches(config, first)
+        self._batches = Batches(config, state.step)
         self._rate: Tensor = optimizer.param_groups[0]["lr"]
         self._rate_set: float | None = None
         self._found = torch.zeros(MOST_UNREAD, 2, dtype=torch.float64, device=self._device)
         self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
         # As gradient scaling has it: Adam leaves everything as it is while this is 1.
         self._broken = optimizer.found_inf = torch.zeros((), device=self._device)  # pyright: ignore[reportAttributeAccessIssue]
+        self._broken_in_a_row = torch.tensor(state.skipped_in_a_row, device=self._device)
+        self._is_over = torch.zeros((), dtype=torch.bool, device=self._device)
         self._update = Graphs(self._eagerly, self._device, capture) if capture is not None else self._eagerly
         self._on_their_way = [torch.cuda.Event(blocking=True) for _ in range(MOST_ON_THEIR_WAY if stream else 0)]
         self._unread = 0
@@ -135,7 +150,7 @@ class DeviceUpdates(Updates):
     def make(self, step: int) -> None:
         if self._unread == 0:
             self._since = time.perf_counter()
-        rate = self._config.training.lr_at(step)
+        rate = self._rate_at(step)
         if rate != self._rate_set:
             self._rate.fill_(rate)
             self._rate_set = rate
@@ -159,7 +174,10 @@ class DeviceUpdates(Updates):
         found = torch.stack(self._descend(inputs, targets))
         self._found.index_copy_(0, self._place, found.double().unsqueeze(0))
         self._place.add_(1)
-        self._broken.masked_fill_(~torch.isfinite(found).all(), 1.0)
+        is_broken = ~torch.isfinite(found).all()
+        self._broken_in_a_row.add_(1).mul_(is_broken)
+        self._is_over.logical_or_(self._broken_in_a_row >= self._most_broken)
+        self._broken.copy_(is_broken | self._is_over)
         self._optimizer.step()
 
     def wants_reading(self) -> bool:
