@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -51,7 +51,7 @@ NEEDED = {
 ON_DATA = {"data": str, "valid": Metrics, "best_at": int | None, "epochs": float | None}
 """What those of tasks with data have besides."""
 ENTRIES = NEEDED | NOTES | ON_DATA | {"task": str}
-POINT = {"step": int, "loss": float, "metrics": Metrics, "grad_norm": float, "grad_norm_max": float}
+POINT = {"step": int, "metrics": Metrics} | dict.fromkeys(("loss", "grad_norm", "grad_norm_max"), float | None)
 """What every point of a history has; older ones lack the mean norm."""
 
 
@@ -82,10 +82,16 @@ def thinned(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for end in range(len(evaluations), 0, -every):
         group = evaluations[max(end - every, 0) : end]
         point = {name: group[-1][name] for name in ("step", "loss", "metrics")}
-        norms = {"grad_norm": fmean(line["grad_norm"] for line in group)}
-        norms["grad_norm_max"] = max(line["grad_norm_max"] for line in group)
+        means = [line["grad_norm"] for line in group if line["grad_norm"] is not None]
+        norms = {"grad_norm": fmean(means) if means else None}
+        norms["grad_norm_max"] = largest(line["grad_norm_max"] for line in group)
         kept.append({**point, **norms})
     return kept[::-1]
+
+
+def largest(numbers: Iterable[float | None]) -> float | None:
+    """The largest of the numbers that there are; None where there is none."""
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def path_of(task: str, results: Path) -> Path:
