@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sab.experiments.recipe import OURS
-from sab.experiments.records import Record
+from sab.experiments.records import Record, largest
 from sab.experiments.settings import PAPERS, Setting
 from sab.experiments.tables import COLUMNS, ROWS, Row, find
 from sab.report.numbers import (
@@ -170,7 +170,7 @@ def _each_once(epochs: Iterable[float | None]) -> str:
 
 
 def _largest_norm(records: Sequence[Record]) -> str:
-    norms = [max((point["grad_norm_max"] for point in record["history"]), default=None) for record in records]
+    norms = [largest(point["grad_norm_max"] for point in record["history"]) for record in records]
     return ", ".join(NONE if norm is None else f"{norm:.3g}" for norm in norms)
 
 
