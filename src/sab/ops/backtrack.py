@@ -1,0 +1,231 @@
+"""One layer over one row, a step at a time, and its gradient an edge at a time.
+
+`sab.ops.reference` defines what a step computes; here each step is run alone, from tensors that know of no other step.
+So autograd tells what goes from a step to the hidden state before it and to each microstate that it read. Many
+gradients, one for each path that is followed, go through a step together, as the rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sab.cells import CELLS
+from sab.config import SABConfig
+from sab.ops import reference
+from sab.ops.types import LayerState, LayerWeights, fresh_state
+from sab.scorers import SCORERS
+from sab.state import Attention
+
+
+class Skip(NamedTuple):
+    """One hop of the gradient through the memory; steps are counted from 1."""
+
+    step: int
+    """The step that read."""
+    kept_at: int
+    """The step whose hidden state is the microstate that it read."""
+
+
+Skips = tuple[Skip, ...]
+
+
+class Layer(NamedTuple):
+    """What a layer computes with."""
+
+    weights: LayerWeights
+    cell: str
+    config: SABConfig
+
+
+class Replay(NamedTuple):
+    """A layer run over one row."""
+
+    layer: Layer
+    x: Tensor
+    """[T, input_size]."""
+    h: Tensor
+    """Hidden states before the first step and after each, [T + 1, n]."""
+    c: Tensor | None
+    """Cell states of an LSTM, as h."""
+    slots: list[list[int]]
+    """For each step the numbers of the microstates that its result may depend on."""
+    numbers: Tensor
+    """Numbers of the selected microstates, highest score first, [T, k]; -1 where fewer were."""
+    weights: Tensor
+    """Their weights, [T, k]."""
+
+
+class Arriving(NamedTuple):
+    """A target's gradient at what a layer gives for one row."""
+
+    h: Tensor
+    """At the hidden states, [T, n]."""
+    c: Tensor | None
+    """At the last cell state of an LSTM, [n]."""
+    weights: Tensor
+    """At the weights by the microstate's number, [T, microstates + 1]; the last column is 0."""
+    summary: Tensor
+    """At the summaries, [T, n]."""
+
+
+class Backtracked(NamedTuple):
+    """How a gradient came back to the hidden states, [T, n] each, and on to the inputs."""
+
+    chain: Tensor
+    skip: Tensor
+    paths: list[tuple[Skips, Tensor]]
+    """The largest paths and the gradients that they bring to where they end."""
+    rest: Tensor
+    """What the other paths bring."""
+    x: Tensor
+    """[T, input_size]."""
+
+
+class _Bundle(NamedTuple):
+    """Gradients of several paths at one step."""
+
+    paths: list[Skips]
+    gradients: Tensor
+    """[2 + paths, size of the state]: of the path without a skip, of all that are not told apart, and of the paths."""
+
+
+_APART = 2
+"""Rows of a bundle before those of its paths."""
+
+
+def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
+    """Run x [T, input_size] with the selections that were made, `numbers` [T, k]."""
+    config = layer.config
+    start = fresh_state(x.unsqueeze(1), layer.weights, CELLS[layer.cell].has_c)
+    h, c, reads, slots = [start.h], [start.c], [], []
+    # With these a step's result depends on more than the microstates that it selected.
+    sees_all = config.forward == "dense" or callable(config.scorer)
+    for t, (x_t, selected) in enumerate(zip(x, numbers.tolist(), strict=True)):
+        kept = range(t // config.k_att if config.k_top > 0 else 0)
+        slots.append(list(kept) if sees_all else [number for number in selected if number >= 0])
+        microstates = _microstates(torch.cat(h), slots[t], config).unsqueeze(0)
+        h_t, c_t, read = _step(layer, t, x_t.unsqueeze(0), h[-1], c[-1], microstates, slots[t])
+        h.append(h_t)
+        c.append(c_t)
+        reads.append(read)
+    return Replay(
+        layer,
+        x,
+        torch.cat(h),
+        torch.cat([one for one in c if one is not None]) if start.c is not None else None,
+        slots,
+        torch.cat([read.numbers for read in reads]),
+        torch.cat([read.weights for read in reads]),
+    )
+
+
+def _microstates(h: Tensor, slots: Sequence[int], config: SABConfig) -> Tensor:
+    """The microstates of these numbers, [slots, n], of hidden states with the initial one."""
+    return h[[_kept_at(number, config) for number in slots]]
+
+
+def _kept_at(number: int, config: SABConfig) -> int:
+    return (number + 1) * config.k_att
+
+
+def _step(
+    layer: Layer, seen: int, x: Tensor, h: Tensor, c: Tensor | None, microstates: Tensor, slots: Sequence[int]
+) -> tuple[Tensor, Tensor | None, Attention]:
+    """The step after `seen` ones, of rows that differ in nothing: x [B, input_size], microstates [B, slots, n]."""
+    numbers = torch.tensor(slots, dtype=torch.int64, device=x.device).expand(microstates.shape[:2])
+    scorer = layer.config.scorer
+    keys = microstates[..., :0]
+    if isinstance(scorer, str) and layer.config.k_top > 0:
+        keys = SCORERS[scorer].key(layer.weights.scorer, microstates, numbers)
+    state = LayerState(h, c, microstates, keys, numbers, torch.full((len(x),), seen, device="cpu"))
+    result = reference.run(x.unsqueeze(0), None, state, *layer)
+    end = result.state()
+    return end.h, end.c, result.attention().map(lambda tensor: tensor.squeeze(0))
+
+
+def backtrack(run: Replay, arriving: Arriving, max_hops: int | None, max_paths: int) -> Backtracked:
+    """Follow a gradient back through all steps, and tell apart up to `max_paths` paths of up to `max_hops` skips."""
+    n, size = run.h.shape[-1], run.h.shape[-1] * (1 if run.c is None else 2)
+    chain, skip, rest, x = (torch.zeros_like(like) for like in (run.h[1:], run.h[1:], run.h[1:], run.x))
+    ended: list[tuple[Skips, Tensor]] = []
+    landing: dict[int, _Bundle] = defaultdict(lambda: _Bundle([], run.h.new_zeros(_APART, size)))
+    front = _Bundle([], run.h.new_zeros(_APART, size))
+    if arriving.c is not None:
+        front.gradients[0, n:] = arriving.c
+    for t in reversed(range(len(run.x))):
+        landed = landing[t + 1]
+        chain[t] = front.gradients[:, :n].sum(0)
+        skip[t] = landed.gradients[:, :n].sum(0)
+        rest[t] = landed.gradients[1, :n]
+        ended += zip(landed.paths, landed.gradients[_APART:, :n], strict=True)
+        front = _largest(_joined(front, landed), max_paths)
+        front.gradients[0, :n] += arriving.h[t]
+
+        state, skipped, to_x = _through(run, t, front.gradients, arriving)
+        x[t] = to_x.sum(0)
+        for place, number in enumerate(run.slots[t]):
+            hop = Skip(t + 1, _kept_at(number, run.layer.config))
+            brought = _over(hop, front.paths, skipped[:, place], max_hops, size)
+            landing[hop.kept_at] = _largest(_joined(landing[hop.kept_at], brought), max_paths)
+        front = _Bundle(front.paths, state)
+    ended.sort(key=lambda path: path[1].norm().item(), reverse=True)
+    for skips, gradient in ended[max_paths:]:
+        rest[skips[-1].kept_at - 1] += gradient
+    return Backtracked(chain, skip, ended[:max_paths], rest, x)
+
+
+def _through(run: Replay, t: int, gradients: Tensor, arriving: Arriving) -> tuple[Tensor, Tensor, Tensor]:
+    """What gradients at the state after a step are before it, at the microstates it read, [B, slots, n], and at x.
+
+    The first row also has what the target reads of the step's attention.
+    """
+    rows, n = len(gradients), run.h.shape[-1]
+    before = [run.h[t]] if run.c is None else [run.h[t], run.c[t]]
+    read = _microstates(run.h, run.slots[t], run.layer.config)
+    leaves = [tensor.expand(rows, *tensor.shape).clone().requires_grad_() for tensor in (run.x[t], read, *before)]
+    x, microstates, h, *c = leaves
+    h_t, c_t, attention = _step(run.layer, t, x, h, c[0] if c else None, microstates, run.slots[t])
+    of_weights, of_summary = (torch.zeros_like(tensor) for tensor in (attention.weights, attention.summary))
+    of_weights[0] = arriving.weights[t, attention.numbers[0]]  # where nothing was selected, -1, the last column
+    of_summary[0] = arriving.summary[t]
+    given = [(h_t, gradients[:, :n]), (attention.weights, of_weights), (attention.summary, of_summary)]
+    if c_t is not None:
+        given.append((c_t, gradients[:, n:]))
+    given = [(tensor, gradient) for tensor, gradient in given if tensor.requires_grad]
+    outputs, weighted = zip(*given, strict=True)
+    to_x, skipped, *state = torch.autograd.grad(outputs, leaves, weighted, materialize_grads=True)
+    return torch.cat(state, dim=-1), skipped, to_x
+
+
+def _over(hop: Skip, paths: Sequence[Skips], gradients: Tensor, max_hops: int | None, size: int) -> _Bundle:
+    """What each path brings over one skip further, as gradients of a state whose c has none."""
+    gradients = F.pad(gradients, (0, size - gradients.shape[-1]))
+    longer = [(*path, hop) for path in ((), *paths)]
+    rows = [0, *range(_APART, len(gradients))]
+    is_long = torch.tensor([max_hops is not None and len(path) > max_hops for path in longer], device=gradients.device)
+    told = [path for path in longer if max_hops is None or len(path) <= max_hops]
+    mixed = gradients[1] + gradients[rows][is_long].sum(0)
+    heads = torch.stack([torch.zeros_like(mixed), mixed])
+    return _Bundle(told, torch.cat([heads, gradients[rows][~is_long]]))
+
+
+def _joined(one: _Bundle, other: _Bundle) -> _Bundle:
+    heads = one.gradients[:_APART] + other.gradients[:_APART]
+    return _Bundle(one.paths + other.paths, torch.cat([heads, one.gradients[_APART:], other.gradients[_APART:]]))
+
+
+def _largest(bundle: _Bundle, count: int) -> _Bundle:
+    """The `count` largest paths, without those that bring nothing; smaller ones are no longer told apart."""
+    apart = bundle.gradients[_APART:]
+    norms = apart.norm(dim=-1)
+    order = norms.argsort(descending=True, stable=True)
+    kept = order[:count][norms[order[:count]] != 0].sort().values
+    heads = bundle.gradients[:_APART].clone()
+    heads[1] += apart[order[count:]].sum(0)
+    return _Bundle([bundle.paths[place] for place in kept.tolist()], torch.cat([heads, apart[kept]]))
