@@ -14,7 +14,7 @@ from sab.report.numbers import (
     STALE_TOLD,
     ByRow,
     against_truncation,
-    is_stale,
+    any_is_stale,
     label,
     mark,
     measures,
@@ -97,7 +97,7 @@ def title(rows: Iterable[Row], by_row: ByRow) -> str:
     return ", ".join(dict.fromkeys(found or [row.config(0).task.title for row in rows]))
 
 
-def _heading(rows: Sequence[Row], by_row: ByRow) -> str:
+def heading(rows: Sequence[Row], by_row: ByRow) -> str:
     return ", ".join(TITLES.get(name, name) for name in title(rows, by_row).split(", "))
 
 
@@ -105,7 +105,13 @@ def _heading(rows: Sequence[Row], by_row: ByRow) -> str:
 
 
 def table(rows: Sequence[Row], by_row: ByRow) -> str:
-    """The rows with the paper's values, ours, and what they took; columns that say nothing are left out."""
+    """The rows with the paper's values, ours, and what they took, in Markdown."""
+    made = markdown(*table_cells(rows, by_row))
+    return f"{made}\n\n{STALE_TOLD}" if any_is_stale(rows, by_row) else made
+
+
+def table_cells(rows: Sequence[Row], by_row: ByRow) -> tuple[list[str], list[list[str]]]:
+    """The same as a header and lines of cells; columns that say nothing are left out."""
     cells = [_cells(row, by_row) for row in rows]
     has_unclipped = any(not row.is_clipped for row in rows)
     optional = {
@@ -117,10 +123,7 @@ def table(rows: Sequence[Row], by_row: ByRow) -> str:
     }
     in_paper = any(row.paper for row in rows)
     shown = [name for name in cells[0] if optional.get(name, in_paper or "paper" not in name)]
-    made = markdown(shown, ([one[name] for name in shown] for one in cells))
-    if any(is_stale(row, record) for row in rows for record in by_row.get(row.id, [])):
-        made += f"\n\n{STALE_TOLD}"
-    return made
+    return shown, [[one[name] for name in shown] for one in cells]
 
 
 def _cells(row: Row, by_row: ByRow) -> dict[str, str]:
@@ -208,7 +211,7 @@ def tables(by_row: ByRow, images: str) -> list[str]:
     ]
     for section in PAPERS_TABLES:
         rows = section.rows
-        parts += [f"### {_heading(rows, by_row)}", section.command, _unit(section.task), table(rows, by_row)]
+        parts += [f"### {heading(rows, by_row)}", section.command, _unit(section.task), table(rows, by_row)]
         if drawn_rows(section, by_row):
             parts.append(f"![Learning curves of {title(rows, by_row)}]({images}/{curves_of(section.task)})")
     return parts
@@ -240,7 +243,7 @@ def _several(sections: Iterable[Section], by_row: ByRow) -> list[str]:
     return [
         part
         for section in sections
-        for part in (f"{_heading(section.rows, by_row)}:", section.command, table(section.rows, by_row))
+        for part in (f"{heading(section.rows, by_row)}:", section.command, table(section.rows, by_row))
     ]
 
 
@@ -250,7 +253,7 @@ def clipping_pairs(by_row: ByRow) -> dict[str, tuple[Record, Record]]:
     for section in UNCLIPPED:
         clipped, unclipped = (by_row.get(row.id) for row in section.rows)
         if clipped and unclipped:
-            pairs[_heading(section.rows, by_row)] = clipped[0], unclipped[0]
+            pairs[heading(section.rows, by_row)] = clipped[0], unclipped[0]
     return pairs
 
 
@@ -265,8 +268,8 @@ def readme(by_row: ByRow) -> list[str]:
     for task, names in README.items():
         rows = {name: ROWS[row] for name, row in names.items()}
         lines = [[name, *_brief(row, by_row.get(row.id, []))] for name, row in rows.items()]
-        heading = _heading(list(rows.values()), by_row)
-        told = f"{heading}: {label(TASKS[task].headline)}, the paper's / here, median (seeds)"
+        name = heading(list(rows.values()), by_row)
+        told = f"{name}: {label(TASKS[task].headline)}, the paper's / here, median (seeds)"
         carried = ["test, state carried: here"] if len(measures(task)) > 1 else []
         parts += [f"{told}; `sab reproduce {task}`:", markdown(["", "valid", "test", *carried], lines)]
     return parts

@@ -102,6 +102,11 @@ def is_stale(row: Row, record: Record) -> bool:
     return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
+def any_is_stale(rows: Sequence[Row], by_row: ByRow) -> bool:
+    """Whether a record of one of the rows is."""
+    return any(is_stale(row, record) for row in rows for record in by_row.get(row.id, []))
+
+
 def memory_cells(row: Row) -> dict[str, str]:
     """What a table's cells say of a row's method, by the names of their columns."""
     return {

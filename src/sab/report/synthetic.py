@@ -12,7 +12,7 @@ from sab.report.numbers import (
     NOT_RUN,
     STALE_TOLD,
     ByRow,
-    is_stale,
+    any_is_stale,
     label,
     mark,
     median,
@@ -64,15 +64,18 @@ README = {
 
 
 def table(rows: Sequence[Row], by_row: ByRow) -> str:
-    """The rows of one task with the paper's values, ours, and what they took; columns that say nothing are left out."""
+    """The rows of one task with the paper's values, ours, and what they took, in Markdown."""
+    made = markdown(*table_cells(rows, by_row))
+    return f"{made}\n\n{STALE_TOLD}" if any_is_stale(rows, by_row) else made
+
+
+def table_cells(rows: Sequence[Row], by_row: ByRow) -> tuple[list[str], list[list[str]]]:
+    """The same as a header and lines of cells; columns that say nothing are left out."""
     columns = [_columns(row, by_row.get(row.id, [])) for row in rows]
     optional = {"T": len({row.length for row in rows}) > 1, "k_att": any(row.k_att != K_ATT for row in rows)}
     in_paper = any(row.paper for row in rows)
     shown = [name for name in columns[0] if optional.get(name, in_paper or "paper" not in name)]
-    made = markdown(shown, ([cells[name] for name in shown] for cells in columns))
-    if any(is_stale(row, record) for row in rows for record in by_row.get(row.id, [])):
-        made += f"\n\n{STALE_TOLD}"
-    return made
+    return shown, [[cells[name] for name in shown] for cells in columns]
 
 
 def _columns(row: Row, records: Sequence[Record]) -> dict[str, str]:
