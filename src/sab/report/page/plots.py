@@ -1,0 +1,163 @@
+"""The page's figures, as plotly.js takes them. Colours are names, which the page turns into those of its theme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from statistics import median
+from typing import Any, NamedTuple
+
+from sab.report import performance
+from sab.report.page.elements import Drawn, Figure, label
+from sab.report.pages import NONE
+from sab.tasks import Headline
+
+COLOURS = [f"@{place}" for place in range(1, 7)]
+"""The page's colours for lines, which people with any kind of colour vision can tell apart."""
+FAINT = "~"
+"""Ends the name of a colour that lets what is behind it be seen."""
+LOGARITHMIC = {"type": "log", "exponentformat": "power", "dtick": "D2"}
+DASHES = ("solid", "dash", "dot")
+
+
+class Curve(NamedTuple):
+    """A metric over the iterations."""
+
+    steps: Sequence[int]
+    values: Sequence[float | None]
+
+
+def axis(title: str, **options: Any) -> dict[str, Any]:
+    """An axis, with its title."""
+    return {"title": {"text": label(title)}, **options}
+
+
+def value_axis(headline: Headline) -> dict[str, Any]:
+    """The axis of a task's metric: a logarithmic one where it is an error."""
+    if headline.spec.endswith("%"):
+        return axis(headline.label, tickformat=".0%", range=[-0.02, 1.03])
+    return axis(headline.label, **LOGARITHMIC)
+
+
+# Learning curves
+
+
+def curves(
+    groups: Mapping[str, Sequence[Curve]], headline: Headline, caption: str, iterations: Mapping[str, Any] | None = None
+) -> Drawn:
+    """A line for each group, the median of its seeds, in a band that reaches from the lowest to the highest.
+
+    `iterations` are options of that axis.
+    """
+    data: list[dict[str, Any]] = []
+    for place, ((name, seeds), colour) in enumerate(zip(groups.items(), cycle(COLOURS), strict=False)):
+        steps, low, middle, high = band(seeds)
+        if len(seeds) > 1:
+            edge = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            edge["legendgroup"] = str(place)
+            data += [{**edge, "y": low}, {**edge, "y": high, "fill": "tonexty", "fillcolor": colour + FAINT}]
+        told = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
+        line = {"color": colour, "width": 2, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
+        mode = "lines+markers" if len(steps) < 10 else "lines"
+        data.append({"x": steps, "y": middle, "mode": mode, "name": label(told), "line": line})
+        data[-1] |= {"marker": {"color": colour}, "legendgroup": str(place)}
+    chance = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": headline.chance, "y1": headline.chance}
+    layout: Figure = {
+        "xaxis": axis("iteration", **iterations or {"rangemode": "tozero"}),
+        "yaxis": value_axis(headline),
+    }
+    layout["shapes"] = [{**chance, "line": {"color": "@muted", "dash": "dot", "width": 1.5}}]
+    layout["hovermode"] = "x unified"
+    lines = [_last_line(name, seeds, headline) for name, seeds in groups.items()]
+    summary = f"{headline.label} over the iterations; the dotted line is chance, {headline.show(headline.chance)}. "
+    summary += " ".join(
+        f"{name}: {value} after {steps} iterations, {count}." for name, count, steps, value, *_ in lines
+    )
+    header = ("", "runs", "last evaluation", f"{headline.label}, median", "lowest", "highest")
+    return Drawn({"data": data, "layout": layout}, caption, summary, header, lines)
+
+
+def band(seeds: Sequence[Curve]) -> tuple[list[int], list[float | None], list[float | None], list[float | None]]:
+    """The steps at which any seed was evaluated, and the lowest value, the median and the highest value there."""
+    by_step: dict[int, list[float]] = {}
+    for curve in seeds:
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            by_step.setdefault(step, []).extend([] if value is None else [value])
+    steps = sorted(by_step)
+    found = [by_step[step] for step in steps]
+    low, middle, high = ([shown(how(values)) if values else None for values in found] for how in (min, median, max))
+    return steps, low, middle, high
+
+
+def shown(value: float) -> float:
+    """A number with as many digits as a figure needs."""
+    return float(f"{value:.5g}")
+
+
+def _last_line(name: str, seeds: Sequence[Curve], headline: Headline) -> list[str]:
+    steps, low, middle, high = band(seeds)
+    values = [NONE if not one or one[-1] is None else headline.show(one[-1]) for one in (middle, low, high)]
+    return [name, f"{len(seeds)} run{'s' * (len(seeds) > 1)}", f"{steps[-1]:,}" if steps else NONE, *values]
+
+
+# The benchmark
+
+
+def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
+    """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
+    entry, symbol = performance.SWEPT[case]
+    way, chosen = performance.common_way(records), performance.BOTH
+    points: dict[str, dict[int, float]] = {}
+    for record in records:
+        for name, of in ((f"SAB, {record['scorer']}", "ours"), ("torch.nn.LSTM", "nn.LSTM")):
+            time = shown(performance.microseconds_a_step(record, way, chosen, of))
+            known = points.setdefault(name, {})
+            known[record[entry]] = min(time, known.get(record[entry], time))
+    data = [
+        {"x": sorted(known), "y": [known[one] for one in sorted(known)], "mode": "lines+markers", "name": label(name)}
+        | {"line": {"color": "@muted", "dash": "dash"} if name == "torch.nn.LSTM" else {"color": colour}}
+        for (name, known), colour in zip(points.items(), cycle(COLOURS), strict=False)
+    ]
+    swept = sorted({record[entry] for record in records})
+    called = {"T": "steps T", "n": "hidden size n"}[symbol]
+    layout: Figure = {"xaxis": axis(called, type="log", tickvals=swept, ticktext=[f"{one:,}" for one in swept])}
+    layout["yaxis"] = axis("microseconds a step", **LOGARITHMIC)
+    caption = f"What a step costs against {called}, forward and backward, {_way(way)}"
+    lines = [[f"{one:,}", *(_microseconds(known.get(one)) for known in points.values())] for one in swept]
+    ends = ", ".join(
+        f"{name} {_microseconds(known[min(known)])} to {_microseconds(known[max(known)])}"
+        for name, known in points.items()
+    )
+    summary = f"Microseconds a step from {called} = {swept[0]:,} to {swept[-1]:,}: {ends}."
+    return Drawn({"data": data, "layout": layout}, caption, summary, (symbol, *points), lines)
+
+
+def ratios(records: Sequence[performance.Record]) -> Drawn:
+    """How long the required cases take beside nn.LSTM, the lowest of our precisions, and what was aimed at."""
+    found = performance.verdicts(records)
+    data: list[dict[str, Any]] = []
+    cases = [f"{one['case']}, {one['scorer']}" for one in found]
+    for way, colour in zip(dict.fromkeys(way for one in found for way in one["ratio"]), COLOURS, strict=False):
+        values = [shown(one["ratio"][way]) if way in one["ratio"] else None for one in found]
+        data.append({"type": "bar", "x": cases, "y": values, "name": _way(way), "marker": {"color": colour}})
+    targets = {"x": cases, "y": [one["target"] for one in found], "mode": "markers", "name": "at most, by the target"}
+    data.append({**targets, "marker": {"symbol": "line-ew-open", "size": 18, "color": "@ink", "line": {"width": 2}}})
+    layout: Figure = {"xaxis": axis("case, scorer"), "yaxis": axis("time over nn.LSTM's", rangemode="tozero")}
+    layout |= {"barmode": "group"}
+    lines = [
+        [case, *(NONE if value is None else f"{value:.2f}" for value in values)]
+        for case, *values in zip(cases, *(one["y"] for one in data), strict=True)
+    ]
+    header = ("case, scorer", *(str(one["name"]) for one in data))
+    told = " ".join(performance.summary(records))
+    return Drawn(
+        {"data": data, "layout": layout}, "Time over that of torch.nn.LSTM, forward and backward", told, header, lines
+    )
+
+
+def _way(way: str) -> str:
+    return "from a CUDA graph" if way == "graph" else "as called"
+
+
+def _microseconds(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3g}"
