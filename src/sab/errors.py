@@ -30,6 +30,8 @@ def _in_a_line(sentence: str) -> str:
     """The sentence as any terminal shows it: what a file says in it may be long, or hold what is no letter."""
     if len(sentence) > LONGEST_SENTENCE:
         sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
+    if sentence.isprintable():
+        return sentence
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
 
 

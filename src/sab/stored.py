@@ -6,6 +6,7 @@ or a `ValueError`, from which the caller makes a sentence.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -91,10 +92,15 @@ def as_dataclass(kind: type[T], stored: Any) -> T:
     needed = {entry.name for entry in entries if entry.default is MISSING and entry.default_factory is MISSING}
     if not isinstance(stored, dict) or not needed <= stored.keys() <= {entry.name for entry in entries}:
         raise ValueError("it has other entries than one")
-    wrong = first_mismatch(stored, get_type_hints(kind))
+    wrong = first_mismatch(stored, _kinds_of(kind))
     if wrong is not None:
         raise ValueError(f"its {wrong} is {shortened(stored[wrong])}")
     return kind(**stored)
+
+
+@functools.cache
+def _kinds_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def first_mismatch(stored: dict[str, Any], kinds: dict[str, Any]) -> str | None:
