@@ -467,6 +467,41 @@ def plot_bench(
     return DONE
 
 
+def report(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")] = (),
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html"),
+) -> int:
+    """Make one HTML page of runs or records: tables, curves, the credit explorer.
+
+    Args:
+        runs: Folders of runs, folders with runs below them, folders of records such as results/, or files of records
+            that `sab bench --output` wrote.
+        out: The page, one file that needs nothing else to be opened.
+    """
+    from sab.report.page import document, material
+
+    document.check_out(out)
+    document.write(material.gather(runs), out)
+    print(out)
+    return DONE
+
+
+def watch(run: RunFolder, port: int = 8765) -> int:
+    """Serve the page of a run on this machine alone, kept fresh while it trains.
+
+    Args:
+        run: Folder of the run.
+        port: Port on 127.0.0.1; 0 takes one that is free.
+    """
+    from sab.report.page import live
+
+    try:
+        live.serve(run, port, lambda address: print(f"{run} is at {address}; Ctrl-C ends the watch.", flush=True))
+    except KeyboardInterrupt:
+        print()
+    return DONE
+
+
 def info(
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
     backends: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -711,6 +746,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "score": score,
     "data": data_command,
     "plot": plot,
+    "report": report,
+    "watch": watch,
     "info": info,
     "doctor": doctor,
     "tasks": tasks,
