@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from sab import __version__
 from sab import doctor as diagnosis
@@ -665,6 +665,8 @@ def reproduce(
     together: int | None = None,
     data_dir: Path | None = None,
     commit: str | None = None,
+    on: Literal["ray"] | None = None,
+    address: str | None = None,
     show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
     status: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     report: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -680,10 +682,14 @@ def reproduce(
         out: Folder for the runs, which are skipped or continued where they are there already.
         results: Folder for the records, one JSON line a run in a file for each task.
         device: Where to train; auto takes CUDA where there is one.
-        together: How many runs take turns; None means 8 on a GPU, which one leaves mostly idle, and 1 elsewhere. Runs
-            with a hidden size above 128 have it to themselves.
+        together: How many runs take turns, or with --on ray share a GPU; None means 8 on a GPU, which one leaves
+            mostly idle, and 1 elsewhere. Runs with a hidden size above 128 have it to themselves.
         data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
         commit: What the records give as the commit; None means that of the checkout that the code is in.
+        on: Where the runs are tasks: ray is a Ray cluster, whose machines share the folders --out and --data-dir; None
+            trains in this process.
+        address: That of the cluster, as in 10.0.0.1:6379, or auto for the one that this machine is part of; None means
+            RAY_ADDRESS or, without one, a local cluster that is started and ended by this command.
         show_list: Show the rows with the paper's values, and train nothing.
         status: Show what has ended, is under way or left, and train nothing.
         report: Make docs/results.md, the README's table and the figures from the records, and train nothing.
@@ -703,13 +709,21 @@ def reproduce(
         return DONE
     if report:
         return _report(results)
-    options = minutes, iterations, device, together, commit, data_dir
-    outcome = runner.reproduce(chosen, numbers, out, results, *options, Console())
+    if address is not None and on is None:
+        raise ValueMistake(f"address must be given together with --on ray; got {address!r} alone.", "address")
+    options = minutes, iterations, device, together, commit, data_dir, Console()
+    if on is None:
+        outcome = runner.reproduce(chosen, numbers, out, results, *options)
+    else:
+        from sab.experiments.cluster import reproduce_on_ray
+
+        outcome = reproduce_on_ray(chosen, numbers, out, results, *options, address)
     for label, sentence in outcome.failed.items():
         print(f"sab: {label} failed: {sentence}", file=sys.stderr)
     if outcome.left:
         given = {"rows": rows, "seeds": seeds, "minutes": minutes, "iterations": iterations, "out": out}
         given |= {"results": results, "device": device, "together": together, "data-dir": data_dir, "commit": commit}
+        given |= {"on": on, "address": address}
         words = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
         total = len(chosen) * len(numbers)
         print(f"{len(outcome.left)} of {total} runs are not at their end, the first of them {outcome.left[0].label}.")

@@ -21,8 +21,12 @@ class TinyRow(Row):
         return replace(config, model=replace(config.model, hidden_size=6), training=training)
 
 
-@pytest.fixture
-def rows() -> list[Row]:
+def tiny_rows() -> list[Row]:
     sab = TinyRow("copying", 2, "sab", 4, 2, reading="ours", other_lengths=(3, 5), moments=(1, 4, 9))
     written = replace(sab, reading="as written", other_lengths=(), moments=())
     return [sab, written, TinyRow("copying", 4, "tbptt", 2), TinyRow("adding", 3, "bptt")]
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    return tiny_rows()

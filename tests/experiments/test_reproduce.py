@@ -283,7 +283,7 @@ def test_tests_that_time_did_not_allow_are_made_by_the_next_call(
 ) -> None:
     row = replace(rows[0], moments=())
     over = False
-    record = runner._Runner._record
+    record = runner.Runner._record
 
     def late(self: Any, job: Any) -> None:
         nonlocal over
@@ -291,7 +291,7 @@ def test_tests_that_time_did_not_allow_are_made_by_the_next_call(
         record(self, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner._Runner, "_record", late)
+        patch.setattr(runner.Runner, "_record", late)
         patch.setattr(runner.time, "monotonic", lambda: 1e9 if over else 0.0)
         outcome = call([row], seeds=[0], minutes=1)
     assert ([job.row for job in outcome.left], outcome.recorded) == ([row], [])

@@ -73,9 +73,17 @@ class Board:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._bars.stop()
 
-    def progress_of(self, label: str) -> RunProgress:
+    def progress_of(self, label: str) -> training_progress.Progress:
         """What a run that is about to begin reports to."""
         self._going[label] = RunProgress(self, self._bars, label)
+        return self._going[label]
+
+    def has(self, label: str) -> bool:
+        """Whether a run is under way."""
+        return label in self._going
+
+    def going(self, label: str) -> training_progress.Progress:
+        """What a run that is under way reports to."""
         return self._going[label]
 
     def begin(self, line: str) -> None:

@@ -144,6 +144,13 @@ class Outcome:
     was_interrupted: bool = False
     """Whether it was Ctrl-C that ended it."""
 
+    def keep(self, record: Record, results: Path, line: str) -> str:
+        """Writes a record; gives the line that tells of the run."""
+        if not records.save(record, results):
+            return f"{line}; not recorded, since the record there is of a longer run"
+        self.recorded.append(record)
+        return line
+
 
 def jobs_of(
     rows: Iterable[Row],
@@ -188,20 +195,67 @@ def reproduce(
     with them. A run that diverges has a record that says so; one that fails leaves the others to go on, and so do
     those whose data are not there. It is a mistake where that is so of all.
     """
-    started = time.monotonic()
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
+    plan = make_plan(rows, seeds, out, results, minutes, iterations, device, data_dir)
+    with (
+        torch_settings(plan.jobs[0].config.training, where),
+        Interrupt() as interrupt,
+        Board(console or Console(), plan.total) as board,
+    ):
+        runner = Runner(plan.jobs, results, where, board, lambda: interrupt.requested or plan.is_late(), commit)
+        runner.outcome.failed |= plan.missing
+        runner.run(together, plan.have_ended, plan.lacking)
+        runner.outcome.was_interrupted = interrupt.requested
+    return runner.outcome
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do, and until when."""
+
+    jobs: list[Job]
+    """All runs, in the order in which they are to begin."""
+    have_ended: set[str]
+    """The labels of those that an earlier call brought to their end."""
+    missing: dict[str, str]
+    """Why a data set cannot be had, in a sentence, by its name."""
+    lacking: set[str]
+    """The labels of those that cannot begin without it."""
+    deadline: float
+    """When, by the monotonic clock, every run has to write its checkpoint."""
+
+    @property
+    def total(self) -> int:
+        """How many runs can come to their end."""
+        return len(self.jobs) - len(self.lacking)
+
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+
+def make_plan(
+    rows: Sequence[Row],
+    seeds: Iterable[int],
+    out: Path,
+    results: Path,
+    minutes: float | None,
+    iterations: int | None,
+    device: str,
+    data_dir: Path | None,
+) -> Plan:
+    """What `reproduce` has to do; every mistake shows here, and the folders are made."""
     deadline = math.inf
     if minutes is not None:
         seconds = 60 * check_float("minutes", minutes, above=0)
-        deadline = started + seconds - min(LONGEST_END, seconds / 20)
+        deadline = time.monotonic() + seconds - min(LONGEST_END, seconds / 20)
     if not rows:
         raise ValueMistake("rows must be at least one; got none.", "rows")
     seeds = check_seeds(seeds)
     jobs = jobs_of(rows, seeds, out, iterations, device, data_dir)
     jobs.sort(key=lambda job: (job.is_large, job.cost), reverse=minutes is None)
     jobs.sort(key=lambda job: seeds.index(job.seed))
-    have_ended = {job.label for job in jobs if job.result() is not None}  # a mistake shows before anything is trained
+    have_ended = {job.label for job in jobs if job.result() is not None}
     missing = _missing_data([job for job in jobs if job.label not in have_ended])
     lacking = {job.label for job in jobs if job.dataset in missing} - have_ended
     if len(lacking) == len(jobs):
@@ -209,18 +263,7 @@ def reproduce(
     for option, folder in (("out", out), ("results", results)):
         with writing(folder, option):
             folder.mkdir(parents=True, exist_ok=True)
-    with (
-        torch_settings(jobs[0].config.training, where),
-        Interrupt() as interrupt,
-        Board(console or Console(), len(jobs) - len(lacking)) as board,
-    ):
-        runner = _Runner(
-            jobs, results, where, board, lambda: interrupt.requested or time.monotonic() >= deadline, commit
-        )
-        runner.outcome.failed |= missing
-        runner.run(together, have_ended, lacking)
-        runner.outcome.was_interrupted = interrupt.requested
-    return runner.outcome
+    return Plan(jobs, have_ended, missing, lacking, deadline)
 
 
 def _missing_data(jobs: Iterable[Job]) -> dict[str, str]:
@@ -246,7 +289,7 @@ class _Going:
     """How many were under way at once, at most."""
 
 
-class _Runner:
+class Runner:
     """Brings jobs to their records."""
 
     def __init__(
@@ -347,9 +390,7 @@ class _Runner:
         """Records a run that an earlier call brought to its end, where that has not been done."""
         run = job.stored()
         assert run is not None
-        known = records.load(job.row.task, self._results)
-        same = {"row": job.row.id, "seed": job.seed, "config": run.config.to_json()}
-        if any(same.items() <= record.items() for record in known):
+        if is_recorded(job, run, self._results):
             self._done.add(job.label)
             self._board.skip(job.label)
         else:
@@ -363,11 +404,7 @@ class _Runner:
         if result.status != "diverged" and not self._test_elsewhere(job, run):
             return
         record = records.make(job.row, run, job.noted(), self._commit)
-        line = _line(job, result)
-        if records.save(record, self._results):
-            self.outcome.recorded.append(record)
-        else:
-            line += "; not recorded, since the record there is of a longer run"
+        line = self.outcome.keep(record, self._results, _line(job, result))
         with contextlib.suppress(OSError):
             job.errors.unlink(missing_ok=True)
         self._done.add(job.label)
@@ -416,6 +453,12 @@ class _Runner:
                 torch.cuda.empty_cache()  # what graphs used is of no use to others before
         going.lock.release()
         self._board.close(going.job.label)
+
+
+def is_recorded(job: Job, run: Run, results: Path) -> bool:
+    """Whether the records have this very run."""
+    same = {"row": job.row.id, "seed": job.seed, "config": run.config.to_json()}
+    return any(same.items() <= record.items() for record in records.load(job.row.task, results))
 
 
 def _at_length(task: Task, length: int) -> Task:
