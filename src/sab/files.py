@@ -27,6 +27,7 @@ def replacing(path: Path, option: str | None = None) -> Iterator[Path]:
     temporary = temporary_of(path)
     with writing(path, option):
         try:
+            temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
