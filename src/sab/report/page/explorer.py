@@ -24,7 +24,7 @@ from sab.training.run import Run, RunConfig
 
 TRACED_STEPS = 2400
 """Over how many steps gradients are followed back: as many answers are traced as that allows, and at least one."""
-MOST_PATHS = 12
+MOST_PATHS, MOST_READS = 12, 12
 MOST_ROWS = 112
 """How many steps the map of attention has a row for."""
 MOST_MOMENTS = 24
@@ -193,7 +193,8 @@ def _strongest(weights: Sequence[Sequence[float | None]], first: int, k_att: int
     found: dict[int, list[list[float]]] = {}
     for step, row in enumerate(weights, start=first):
         pairs = [[(place + 1) * k_att, weight] for place, weight in enumerate(row) if weight and weight >= LEAST_WEIGHT]
-        found[step] = [[at, _short(weight)] for at, weight in sorted(pairs, key=lambda pair: -pair[1])[:MOST_PATHS]]
+        if pairs:
+            found[step] = [[at, _short(weight)] for at, weight in sorted(pairs, key=lambda pair: -pair[1])[:MOST_READS]]
     return found
 
 

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sab
+from sab.report.page import explorer
+from sab.report.page.explorer import Moment
+from sab.tasks import Copying
+from sab.training import Run
+from sab.training.checkpoint import load_model
+from sab.training.evaluation import mean_attention
+from tests.report import made_up
+
+
+def test_a_run_is_told_as_it_is_traced(trained: Run) -> None:
+    made = explorer.of_run("one", trained, 23 * 2)
+    model = load_model(trained, torch.device("cpu"))
+    inputs, _ = trained.config.task.batch(0, 0, 3, "valid")
+    (moment,) = made.moments
+    assert moment.iteration == 4
+    assert list(moment.credit) == [18, 23]
+    for step in moment.credit:
+        traced = sab.trace(model, inputs[:, :1], step, max_paths=explorer.MOST_PATHS)
+        credit = moment.credit[step]
+        largest = traced.credit.total.max().item()
+        for name in ("direct", "chain", "skip"):
+            norms = getattr(traced.credit, name)
+            told = dict(zip(credit["steps"], credit[name], strict=True))
+            for at, norm in enumerate(norms.tolist(), start=1):
+                assert told.get(at, 0.0) == pytest.approx(norm, rel=0.01, abs=0.005 * largest)
+        shares = [path.share for path in traced.paths]
+        assert [share for share, _ in credit["paths"]] == pytest.approx(shares, rel=0.01)
+        assert credit["paths"][0][1] == [[skip.step, skip.kept_at] for skip in traced.paths[0].skips]
+        read = dict(zip(traced.kept_at[step - 1].tolist(), traced.weights[step - 1].tolist(), strict=True))
+        assert dict(moment.reads[step]) == pytest.approx(read, rel=0.01)  # pyright: ignore[reportArgumentType]
+    weights = mean_attention(model, trained.config.task, trained.config.training, "valid")[-1]
+    assert torch.tensor([[one or 0.0 for one in row] for row in moment.attention]) == pytest.approx(
+        weights.nan_to_num().numpy(), abs=6e-4
+    )
+    assert moment.attention[0][-1] is None
+
+
+def test_as_many_answers_are_traced_as_are_allowed(trained: Run) -> None:
+    assert list(explorer.of_run("one", trained, 23 * 3).moments[0].credit) == [15, 19, 23]
+    assert list(explorer.of_run("one", trained, 1).moments[0].credit) == [23]
+
+
+def test_without_a_memory_there_is_the_chain(forgetful: Run) -> None:
+    made = explorer.of_run("other", forgetful, 1)
+    (moment,) = made.moments
+    assert moment.reads == {}
+    assert moment.attention == []
+    assert moment.credit[23]["paths"] == []
+    assert moment.credit[23]["steps"] == [21, 22, 23]
+    assert explorer.spec(made)["map"] is None
+
+
+def test_the_number_of_threads_is_as_before(trained: Run) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        explorer.of_run("one", trained, 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def attention(columns: int = 109) -> dict[str, object]:
+    def weights(place: int) -> list[list[float | None]]:
+        rows: list[list[float | None]] = [[0.0] * columns for _ in range(11)]
+        rows[3][place] = 0.9
+        rows[3][0] = 0.1
+        rows[0][-1] = None
+        return rows
+
+    return {"k_att": 2, "first": 210, "moments": {"600": weights(1), "100": weights(4)}}
+
+
+def test_a_record_has_its_moments() -> None:
+    made = explorer.of_record(made_up.record("copying-200-sab-10-10-ours", attention=attention()))
+    assert [moment.iteration for moment in made.moments] == [100, 600]
+    assert made.moments[0].reads[213] == [[10, 0.9], [2, 0.1]]
+    assert made.moments[1].reads[213] == [[4, 0.9], [2, 0.1]]
+    assert 212 not in made.moments[0].reads
+    inputs, _ = Copying(length=200).batch(0, 0, 64, "valid")
+    assert made.scene.seen[:10] == [str(one) for one in inputs[:10, 0].tolist()]
+    spec = json.loads(json.dumps(explorer.spec(made), allow_nan=False))
+    assert spec["start"] == 213
+    assert spec["map"]["data"][0]["y"] == list(range(210, 221))
+    assert spec["moments"][1]["attention"][3][1] == 0.9
+    assert "yaxis4" not in spec["timeline"]["layout"]
+
+
+def test_moments_come_in_order_and_do_not_become_too_many(trained: Run) -> None:
+    made = explorer.of_run("one", trained, 1)
+    (last,) = made.moments
+    earlier: list[Moment] = [replace(last, iteration=iteration) for iteration in (3, 1, 2, 4)]
+    assert [moment.iteration for moment in made.with_earlier(earlier).moments] == [1, 2, 3, 4]
+    assert made.with_earlier(earlier).moments[-1] is last
+    many = [replace(last, iteration=iteration) for iteration in range(-100, 4)]
+    kept = made.with_earlier(many).moments
+    assert len(kept) <= explorer.MOST_MOMENTS
+    assert kept[-1] is last

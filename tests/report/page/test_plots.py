@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from statistics import median
+
+from sab.report.page.plots import Curve, band, curves
+from sab.tasks import Adding, Copying
+
+SEEDS = [Curve([10, 20], [0.1, 0.5]), Curve([10, 20, 30], [0.3, None, 0.9]), Curve([20], [0.7])]
+
+
+def test_a_band_is_over_the_seeds_that_were_evaluated() -> None:
+    assert band(SEEDS) == ([10, 20, 30], [0.1, 0.5, 0.9], [median([0.1, 0.3]), 0.6, 0.9], [0.3, 0.7, 0.9])
+    assert band([Curve([5], [None])]) == ([5], [None], [None], [None])
+
+
+def test_curves_have_a_band_where_there_are_seeds() -> None:
+    drawn = curves({"<b>several</b>": SEEDS, "one": SEEDS[:1]}, Copying.headline, "caption")
+    low, high, middle, single = drawn.figure["data"]
+    assert (low["y"], high["y"], middle["y"]) == band(SEEDS)[1:2] + band(SEEDS)[3:] + band(SEEDS)[2:3]
+    assert high["fill"] == "tonexty"
+    assert high["fillcolor"].startswith(middle["line"]["color"])
+    assert middle["name"] == "&lt;b&gt;several&lt;/b&gt; (3 seeds)"
+    assert single["y"] == [0.1, 0.5]
+    assert single["line"]["color"] != middle["line"]["color"]
+    assert drawn.lines == [
+        ["<b>several</b>", "3 runs", "30", "90.0%", "90.0%", "90.0%"],
+        ["one", "1 run", "20", "50.0%", "50.0%", "50.0%"],
+    ]
+    assert "one: 50.0% after 20 iterations, 1 run." in drawn.summary
+    assert drawn.figure["layout"]["yaxis"]["tickformat"] == ".0%"
+
+
+def test_an_error_has_a_logarithmic_axis() -> None:
+    drawn = curves({"one": SEEDS[:1]}, Adding.headline, "caption", {"type": "log"})
+    assert drawn.figure["layout"]["yaxis"]["type"] == drawn.figure["layout"]["xaxis"]["type"] == "log"
+
+
+def test_many_lines_can_be_told_apart() -> None:
+    drawn = curves({str(place): SEEDS[:1] for place in range(14)}, Copying.headline, "caption")
+    assert len({(one["line"]["color"], one["line"]["dash"]) for one in drawn.figure["data"]}) == 14
