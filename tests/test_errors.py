@@ -13,7 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sab.errors import Mistake, TypeMistake, ValueMistake, check_bool, check_choice, check_float, check_int
+from sab.errors import (
+    LONGEST_SENTENCE,
+    Mistake,
+    TypeMistake,
+    ValueMistake,
+    check_bool,
+    check_choice,
+    check_float,
+    check_int,
+)
 
 
 @given(st.integers(-5, 5), st.integers(-5, 5))
@@ -95,3 +104,8 @@ def test_mistakes_are_ordinary_errors(kind: type[Mistake], base: type[Exception]
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.option) == ("k must be 1; got 2.", "k")
     assert kind("no option").option is None
+
+
+def test_a_mistake_is_one_line_of_some_length() -> None:
+    assert str(ValueMistake("a\nb \x1b[2J \ud800 é")) == r"a\nb \x1b[2J \ud800 é"
+    assert len(str(ValueMistake("x" * 10**6))) < LONGEST_SENTENCE + 10

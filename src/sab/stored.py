@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
@@ -47,12 +48,20 @@ def parse_json(text: str) -> Any:
     """What a text in JSON says."""
     too_deep = ValueError(f"it is nested more than {MOST_NESTED} deep")
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise too_deep from None
     if text.count("[") + text.count("{") > MOST_NESTED and _is_nested(value, MOST_NESTED):
         raise too_deep
     return value
+
+
+def _finite(text: str) -> float:
+    """A number, which JSON has no other than finite ones, though Python writes and reads them."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{shortened(text)} in it is not finite")
+    return number
 
 
 def _is_nested(value: Any, most: int) -> bool:

@@ -139,3 +139,80 @@ def test_idx() -> None:
 def test_wrong_idx(content: bytes, told: str) -> None:
     with pytest.raises(Unreadable, match=told):
         formats.read_idx(content)
+
+
+def test_an_idx_file_of_too_many_dimensions() -> None:
+    content = bytes([0, 0, 8, 33]) + b"\0\0\0\x01" * 33 + b"a"
+    with pytest.raises(Unreadable, match="its head tells of 33 dimensions, and 32 are the most"):
+        formats.read_idx(content)
+
+
+# Archives that would take much memory
+
+
+def test_a_long_head_in_a_tar_archive_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "packed.tar"
+    with tarfile.open(path, "w") as packed:
+        entry = tarfile.TarInfo("a.txt")
+        entry.pax_headers = {"comment": "x" * 2 * formats.LARGEST_HEAD}
+        packed.addfile(entry)
+    with pytest.raises(Unreadable, match="what it tells of a file has more than 65,536 bytes"):
+        formats.names_in_archive(path)
+
+
+def test_a_tar_archive_that_points_back_is_not_followed(tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("a.txt")
+    head = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    head[124:136] = b"\xff" * 10 + b"\xfc\x00"  # a size below zero
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    path = tmp_path / "packed.tar"
+    path.write_bytes(bytes(head) * 3)
+    with pytest.raises(Unreadable):
+        formats.names_in_archive(path)
+
+
+def test_an_archive_of_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = dict.fromkeys("abc", b"")
+    paths = [tar(tmp_path / "packed.tar.gz", members), zipped(tmp_path / "packed.zip", members)]
+    for path in paths:
+        assert formats.names_in_archive(path) == {"a", "b", "c"}
+        monkeypatch.setattr(formats, "MOST_MEMBERS", 2)
+        with pytest.raises(Unreadable, match="it holds more than 2 files and folders"):
+            formats.names_in_archive(path)
+        monkeypatch.undo()
+
+
+def test_a_long_list_in_a_zip_archive_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = zipped(tmp_path / "packed.zip", dict.fromkeys(("x" * 200, "y" * 200), b""))
+    assert len(formats.names_in_archive(path)) == 2
+    monkeypatch.setattr(formats, "LARGEST_LIST", 400)
+    with pytest.raises(Unreadable, match="its list of files has more than 400 bytes"):
+        formats.names_in_archive(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_ways_to_pack_that_unpack_much_at_once_are_not_read(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "packed.zip"
+    with zipfile.ZipFile(path, "w", method) as packed:
+        packed.writestr("a", b"a")
+    with pytest.raises(Unreadable, match="'a' in it is packed by method"):
+        formats.read_from_archive(path, ["a"], 10)
+
+
+def test_a_packed_tar_archive_may_not_ask_for_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "packed.tar.xz"
+    with tarfile.open(path, "w:xz", preset=9) as packed:
+        packed.addfile(tarfile.TarInfo("a"))
+    assert formats.names_in_archive(path) == {"a"}
+    monkeypatch.setattr(formats, "MOST_MEMORY", 2**20)
+    with pytest.raises(Unreadable, match=r"[Mm]emory"):
+        formats.names_in_archive(path)
+
+
+def test_a_file_in_an_archive_that_is_cut_short(tmp_path: Path) -> None:
+    whole = tar(tmp_path / "packed.tgz", {"a": b"a" * 2000})
+    path = tmp_path / "packed.tar"
+    path.write_bytes(gzip.decompress(whole.read_bytes())[:1500])
+    with pytest.raises(Unreadable, match=r"cut short|unexpected end"):
+        formats.read_from_archive(path, ["a"], 3000)
