@@ -355,6 +355,21 @@ def test_plot(trained: Path, capsys: Capture) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").iterdir())
 
 
+def test_plot_of_each_kind(trained: Path, capsys: Capture) -> None:
+    for kind in ("attention", "credit-paths", "learning-curve", "gradient-norms"):
+        assert run("plot", kind, trained) == 0
+        assert capsys.readouterr().out == f"trained/{kind}.png\n"
+    records = Path(__file__).parents[1] / "benchmarks/results/h200.jsonl"
+    assert run("plot", "scaling", records, "--out", "new/scaling.pdf") == 0
+    assert Path("new/scaling.pdf").read_bytes().startswith(b"%PDF")
+    assert run("plot", "credit-paths", trained, "--target-step", "14", "--target-unit", "2", "--row", "1") == 0
+    capsys.readouterr()
+    assert mistake(capsys, "plot", "credit-paths", trained, "--row", "99").startswith("--row must be a whole number of")
+    assert mistake(capsys, "plot", "attention", trained, "-o", "a.gif").startswith("--out must end in one of .png, ")
+    assert mistake(capsys, "plot", "learning-curve") == "RUNS must be at least one; got none."
+    assert mistake(capsys, "plot", "scaling") == "FILE must be given at least once; got none."
+
+
 def test_plot_of_a_baseline_has_no_attention(capsys: Capture) -> None:
     run(*COPYING, "--method", "tbptt", "--out", "run")
     assert run("plot", "run") == 0

@@ -1,9 +1,23 @@
 """Recurrent layers that remember: Sparse Attentive Backtracking (arXiv 1711.02326) for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from sab.config import SABConfig
 from sab.layers import SABGRU, SABLSTM, SABRNN
 from sab.state import Attention, SABState
 from sab.tracing import Trace, trace
 
+if TYPE_CHECKING:
+    from sab import plot as plot
+
 __all__ = ["SABGRU", "SABLSTM", "SABRNN", "Attention", "SABConfig", "SABState", "Trace", "__version__", "trace"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`sab.plot` is imported when it is first asked for; the layers need none of it."""
+    if name == "plot":
+        import importlib
+
+        return importlib.import_module("sab.plot")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

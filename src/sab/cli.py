@@ -23,7 +23,7 @@ from sab import doctor as diagnosis
 from sab.errors import Mistake, ValueMistake, check_choice, check_float, check_int
 from sab.extras import EXTRAS, missing
 
-POSITIONAL = ("run", "task", "name", "file")
+POSITIONAL = ("run", "runs", "task", "name", "file")
 DONE, DIVERGED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
 FAILED = DIVERGED
 
@@ -59,6 +59,8 @@ except ModuleNotFoundError as error:
     sys.exit(diagnosis.main() if sys.argv[1:2] == ["doctor"] else _say_missing(error))
 
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+RunFolders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+Picture = Annotated[Path | None, tyro.conf.arg(aliases=["-o"])]
 TaskT = TypeVar("TaskT", bound=Task)
 
 
@@ -410,7 +412,10 @@ def data_list(data_dir: Path | None = None) -> int:
 
 
 def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:
-    """Draw a run's learning curve and, where it has a memory, its attention; `sab plot bench` draws the benchmark.
+    """Draw a run's learning curve and, where it has a memory, its attention; `sab plot KIND` draws one figure.
+
+    KIND is attention, credit-paths, learning-curve, gradient-norms, scaling or bench, and has options of its own:
+    `sab plot KIND --help` shows them.
 
     Args:
         run: Folder of the run.
@@ -430,6 +435,99 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     for name, figure in figures.items():
         save(figure, folder / name)
         print(folder / name)
+    return DONE
+
+
+def plot_attention(run: RunFolder, out: Picture = None) -> int:
+    """Draw what a run's model reads: a heat map of the mean weights over a test batch.
+
+    Args:
+        run: Folder of the run.
+        out: The picture, which ends in .png, .pdf or .svg; None means attention.png in the run's folder.
+    """
+    from sab.report import figures  # matplotlib takes a while to import
+
+    return _draw(lambda: figures.attention_map(Run.open(run)), out, run / "attention.png")
+
+
+def plot_credit_paths(
+    run: RunFolder,
+    target_step: int | None = None,
+    target_unit: int | None = None,
+    row: int = 0,
+    out: Picture = None,
+) -> int:
+    """Draw to which past moments an output is credited, and by which paths: `sab.trace` on a test sequence.
+
+    Args:
+        run: Folder of the run.
+        target_step: The step whose output it is, counted from 1; None means the last.
+        target_unit: Which entry of that output, counted from 0; None means the largest.
+        row: Which sequence of the test batch.
+        out: The picture, which ends in .png, .pdf or .svg; None means credit-paths.png in the run's folder.
+    """
+    from sab.report import figures, traces  # matplotlib takes a while to import
+
+    def figure() -> Any:
+        return traces.credit_paths(figures.trace_of(Run.open(run), target_step, target_unit, row))
+
+    return _draw(figure, out, run / "credit-paths.png")
+
+
+def plot_learning_curve(runs: RunFolders, out: Picture = None) -> int:
+    """Draw the training loss and the headline metric of runs of one task over the iterations.
+
+    Args:
+        runs: Folders of the runs.
+        out: The picture, which ends in .png, .pdf or .svg; None means learning-curve.png in the first run's folder.
+    """
+    from sab.report import figures  # matplotlib takes a while to import
+
+    opened = figures.labelled(runs)
+    return _draw(lambda: figures.learning_curves(opened), out, runs[0] / "learning-curve.png")
+
+
+def plot_gradient_norms(runs: RunFolders, out: Picture = None) -> int:
+    """Draw the gradient norms of runs, before clipping, over the iterations.
+
+    Args:
+        runs: Folders of the runs.
+        out: The picture, which ends in .png, .pdf or .svg; None means gradient-norms.png in the first run's folder.
+    """
+    from sab.report import figures  # matplotlib takes a while to import
+
+    opened = figures.labelled(runs)
+    return _draw(lambda: figures.gradient_norms(opened), out, runs[0] / "gradient-norms.png")
+
+
+def plot_scaling(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("scaling.png"),
+) -> int:
+    """Draw what a step costs against the number of steps and the hidden size.
+
+    Args:
+        records: What `sab bench --output` wrote; of several records about the same thing the newest counts.
+        out: The picture, which ends in .png, .pdf or .svg.
+    """
+    from sab.report import figures, performance  # matplotlib takes a while to import
+
+    if not records:
+        raise ValueMistake("FILE must be given at least once; got none.")
+    return _draw(lambda: figures.scaling(performance.load(records)), out, out)
+
+
+def _draw(figure: Callable[[], Any], out: Path | None, default: Path) -> int:
+    """Writes a figure, after a look at whether the place suits."""
+    from sab.report.figures import check_picture, save
+
+    path = default if out is None else out
+    check_picture(path)
+    made = figure()
+    with writing(path, "out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    save(made, path)
+    print(path)
     return DONE
 
 
@@ -753,6 +851,15 @@ def _report(results: Path) -> int:
     return DONE
 
 
+PLOTS: dict[str, Callable[..., int]] = {
+    "attention": plot_attention,
+    "credit-paths": plot_credit_paths,
+    "learning-curve": plot_learning_curve,
+    "gradient-norms": plot_gradient_norms,
+    "scaling": plot_scaling,
+    "bench": plot_bench,
+}
+"""What `sab plot KIND` draws."""
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate_run,
@@ -809,8 +916,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if name == "data":
         return data_command(rest)
     command, called = COMMANDS[name], f"sab {name}"
-    if name == "plot" and rest[:1] == ["bench"]:  # the run in a folder of this name is ./bench
-        command, called, rest = plot_bench, "sab plot bench", rest[1:]
+    if name == "plot" and rest and rest[0] in PLOTS:  # the run in a folder of this name is ./bench
+        command, called, rest = PLOTS[rest[0]], f"sab plot {rest[0]}", rest[1:]
     return _call(command, rest, called)
 
 

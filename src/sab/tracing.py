@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sab.errors import TypeMistake, ValueMistake, check_int
 from sab.layers import SABGRU, SABLSTM, SABRNN
-from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skips, backtrack, replay
+from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay
 from sab.state import Attention, SABState
 
 SABLayer = SABLSTM | SABGRU | SABRNN
@@ -29,7 +29,7 @@ class Path:
     """One way of the gradient: along the chain to the first skip, over it, along the chain to the next, and so on, up
     to the microstate that the last skip leads to."""
 
-    skips: Skips
+    skips: tuple[Skip, ...]
     """The skips, that of the latest step first."""
     gradient: Tensor
     """What reaches that microstate over these very skips, [n]."""
