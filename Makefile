@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format bench performance results clean
+.PHONY: setup demo test lint format bench performance results test-faults clean
 
 setup: $(READY)
 
@@ -39,6 +39,10 @@ performance: $(READY)
 # The tables and figures of docs/results.md and the README, from the records that are kept.
 results: $(READY)
 	$(BIN)/sab reproduce --report
+
+# Runs that are killed, interrupted, damaged and hindered for real; what came of it goes to tests/faults/results.jsonl.
+test-faults: $(READY)
+	FAULTS_RESULTS=tests/faults/results.jsonl $(BIN)/python -m pytest -m slow tests/faults
 
 clean:
 	rm -rf .venv demo runs dist .pytest_cache .ruff_cache .hypothesis .coverage

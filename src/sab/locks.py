@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -62,7 +62,8 @@ class Lock:
     def remove(self) -> None:
         """Lets it go, and the file with it."""
         if self._descriptor is not None and self._is_in_place():
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # it locks nobody out once it was let go
+                self.path.unlink()
         self.release()
 
     def _lock(self, descriptor: int) -> bool:
@@ -82,5 +83,5 @@ class Lock:
         assert self._descriptor is not None
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
-        except FileNotFoundError:
+        except OSError:
             return False

@@ -204,7 +204,8 @@ class Run:
         for folder in (self.checkpoints, self.best):
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.path / "config.json", self.path / lock.NAME, *self.path.glob("events.out.tfevents.*")):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
         with contextlib.suppress(OSError):  # it holds something else
             self.path.rmdir()
 

@@ -1,0 +1,139 @@
+"""Real processes that train, to be killed or hindered, and what is compared of the runs that they leave.
+
+All are forked from one process that has imported everything, so that a life begins at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sab.cli import main
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["sab.cli", "sab.training.trainer", "torch._dynamo"])
+CLOCK = ("iterations_per_second", "elapsed")
+"""What a line of metrics.jsonl tells of the time that passed: all that may differ between two runs."""
+TINY = "copying --length 2 --hidden-size 16 --k-top 2 --k-trunc 4 --batch-size 4 --eval-batches 1 --threads 1".split()
+LONGEST = 120.0
+"""Seconds after which a life should have come to its end."""
+
+
+class Life:
+    """A process that does what the command `sab` does with some arguments, after `before` has been called in it."""
+
+    def __init__(self, arguments: list[str], told: Path, before: Callable[[], object] | None = None):
+        self._told = told
+        told.unlink(missing_ok=True)  # what an earlier one told
+        self._process = CONTEXT.Process(target=_live, args=(arguments, str(told), before))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.exitcode is not None
+
+    @property
+    def told(self) -> list[str]:
+        """The lines of its stdout and stderr so far."""
+        return self._told.read_text().splitlines() if self._told.exists() else []
+
+    def send(self, number: int) -> None:
+        if not self.is_over:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.end()
+
+    def end(self) -> int:
+        """Its exit status, once it has ended."""
+        self._process.join(LONGEST)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise TimeoutError(f"the process did not end within {LONGEST} s: {self.told}")
+        return self._process.exitcode
+
+    def wait_for(self, is_there: Callable[[], object]) -> bool:
+        """Waits until something is so; whether it was before the process ended."""
+        deadline = time.monotonic() + LONGEST
+        while not is_there():
+            if self.is_over or time.monotonic() > deadline:
+                return False
+            time.sleep(1e-3)
+        return True
+
+
+def _live(arguments: list[str], told: str, before: Callable[[], object] | None) -> None:
+    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))  # noqa: SIM115
+    if before is not None:
+        before()
+    sys.exit(main(arguments))
+
+
+def train(out: Path, *options: str) -> list[str]:
+    """The arguments that begin a run, or go on with it where it was begun."""
+    resume = ["--resume"] if (out / "config.json").exists() else []
+    return ["train", *TINY, *options, "--out", str(out), *resume]
+
+
+def newest(out: Path) -> Path:
+    return max((out / "checkpoint").glob("step-*"))
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """All that a run computed, to the last bit: everything but the time it took."""
+    last = newest(out)
+    state = json.loads((last / "state.json").read_text())["state"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((out / "result.json").read_text())
+    return {
+        "metrics": [json.dumps({key: value for key, value in line.items() if key not in CLOCK}) for line in lines],
+        "result": {key: result[key] for key in ("status", "message", "iterations", "metrics", "valid", "best_at")},
+        "state": {key: value for key, value in state.items() if key not in ("elapsed", "seconds")},
+        "weights": (last / "model.safetensors").read_bytes(),
+        "training": (last / "training.safetensors").read_bytes(),
+        "best": [(path / "model.safetensors").read_bytes() for path in sorted((out / "best").glob("step-*"))][-1:],
+    }
+
+
+def obey_permissions() -> None:
+    """Takes from this process what lets an administrator write where nobody may; of use to the administrator alone."""
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, of the first 32 and of the other ones
+    for call in (libc.capget, libc.capset):
+        if call is libc.capset:
+            for place in (0, 1):
+                data[place] &= ~0b111  # to own, to write and to read whatever the permissions say
+        if call(header, data) != 0:
+            raise OSError(ctypes.get_errno(), "capabilities cannot be changed")
+
+
+def go_back_in_time() -> None:
+    """Makes the clock jump back an hour whenever somebody looks at it."""
+    now = time.time()
+
+    def earlier() -> float:
+        nonlocal now
+        now -= 3600.0
+        return now
+
+    time.time = earlier

@@ -1,0 +1,204 @@
+"""Folders that cannot be written to any more, or are gone: one sentence, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import Record
+from tests.faults.lives import Life, contents, go_back_in_time, newest, obey_permissions, train
+
+OPTIONS = "--hidden-size 64 --eval-every 10 --checkpoint-every 5 --keep best".split()
+SMALL, LARGE = 40, 150
+"""How many iterations the runs have."""
+QUOTA = 20_000
+"""Bytes that a file may have: fewer than those of the weights."""
+
+
+def options(iterations: int) -> list[str]:
+    return [*OPTIONS, "--iterations", str(iterations)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """What the run of so many iterations comes to that nobody hinders."""
+    folder, found = tmp_path_factory.mktemp("whole"), {}
+
+    def make(iterations: int) -> dict[str, Any]:
+        if iterations not in found:
+            out = folder / str(iterations)
+            assert Life(train(out, *options(iterations)), folder / "told").end() == 0
+            found[iterations] = contents(out)
+        return found[iterations]
+
+    return make
+
+
+def begin(out: Path, iterations: int, before: Callable[[], object] | None = None) -> Life:
+    """A run that has made its first checkpoints."""
+    life = Life(train(out, *options(iterations)), out.with_suffix(".told"), before)
+    assert life.wait_for((out / "checkpoint" / "step-00000005").exists), life.told
+    return life
+
+
+def assert_told_in_a_sentence(life: Life, reason: str) -> None:
+    assert life.end() == 2, life.told
+    errors = [line for line in life.told if line.startswith("sab: ") or "Traceback" in line or "Error" in line]
+    (sentence,) = errors
+    assert sentence.endswith(f"; it is not: {reason}.")
+
+
+def assert_resumed(out: Path, iterations: int, expected: dict[str, Any]) -> None:
+    life = Life(train(out, *options(iterations)), out.with_suffix(".told"))
+    assert life.end() == 0, life.told
+    assert not any("is used instead" in line for line in life.told), "the checkpoint before was whole"
+    assert contents(out) == expected
+
+
+def set_writable(out: Path, is_writable: bool) -> None:
+    for path in (*out.rglob("*"), out):
+        path.chmod((0o755 if path.is_dir() else 0o644) if is_writable else (0o555 if path.is_dir() else 0o444))
+
+
+def meet_quota(out: Path, iterations: int) -> None:
+    life = begin(out, iterations)
+    resource.prlimit(life.pid, resource.RLIMIT_FSIZE, (QUOTA, QUOTA))
+    assert life.end() == 2, life.told
+    (sentence,) = [line for line in life.told if line.startswith("sab: ")]
+    assert "must be a place that can be written to; it is not: " in sentence
+    assert "File too large" in sentence
+    assert not any("Traceback" in line for line in life.told)
+
+
+def become_read_only(out: Path, iterations: int) -> None:
+    life = begin(out, iterations, obey_permissions)
+    set_writable(out, False)
+    try:
+        assert_told_in_a_sentence(life, "Permission denied")
+    finally:
+        set_writable(out, True)
+
+
+HINDRANCES = {"a quota on the size of files": meet_quota, "a folder that becomes read-only": become_read_only}
+
+
+@pytest.mark.parametrize("hinder", HINDRANCES.values(), ids=HINDRANCES)
+def test_what_cannot_be_written(tmp_path: Path, whole: Any, hinder: Callable[[Path, int], None]) -> None:
+    hinder(tmp_path / "run", LARGE)
+    assert newest(tmp_path / "run").name >= "step-00000005"
+    life = Life(["eval", str(tmp_path / "run")], tmp_path / "told")
+    assert life.end() == 0, life.told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HINDRANCES)
+def test_what_cannot_be_written_ten_times(tmp_path: Path, whole: Any, record: Record, name: str) -> None:
+    for number in range(10):
+        out = tmp_path / str(number)
+        HINDRANCES[name](out, LARGE)
+        assert_resumed(out, LARGE, whole(LARGE))
+    record(name, 10, "one sentence, exit status 2, the checkpoint before intact; resumed, it equals the whole run")
+
+
+def remove(out: Path) -> None:
+    life = begin(out, LARGE)
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)  # a file may have come while the first one went through
+    assert life.end() == 2, life.told
+    (sentence,) = [line for line in life.told if line.startswith("sab: ")]
+    assert sentence.endswith("must be a place that can be written to; it is not: No such file or directory.")
+    assert not any("Traceback" in line for line in life.told)
+    assert not out.exists(), "nothing is made anew"
+
+
+def test_a_folder_that_is_removed(tmp_path: Path) -> None:
+    remove(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_removed_ten_times(tmp_path: Path, record: Record) -> None:
+    for number in range(10):
+        remove(tmp_path / str(number))
+    record("the folder removed under the run", 10, "one sentence, exit status 2, nothing made anew")
+
+
+def test_a_clock_that_jumps_back(tmp_path: Path, whole: Any, record: Record) -> None:
+    out = tmp_path / "run"
+    arguments = [*train(out, *options(SMALL)), "--checkpoint-minutes", "0.001"]
+    life = Life(arguments, tmp_path / "told", go_back_in_time)
+    assert life.end() == 0, life.told
+    assert contents(out) == whole(SMALL)
+    record("the clock back an hour at every look", 1, "equals the run whose clock went on")
+
+
+# A disk without room: a small one of its own, where the system lets anybody have such a one
+
+
+FULL = """
+import json, shutil, subprocess, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+arguments, out, filler = json.loads(sys.argv[2]), folder / "run", folder / "filler"
+command = [sys.executable, "-m", "sab", *arguments, "--out", str(out)]
+started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+while not (out / "checkpoint" / "step-00000005").exists() and started.poll() is None:
+    time.sleep(0.001)
+with filler.open("wb", buffering=0) as file:
+    try:
+        while started.poll() is None:
+            file.write(b"0" * 1024)
+    except OSError:
+        pass
+    errors = started.communicate()[1]
+filler.unlink()
+evaluated = subprocess.run([sys.executable, "-m", "sab", "eval", str(out)], capture_output=True, text=True)
+resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+shutil.copytree(out, sys.argv[3])
+found = [(started.returncode, errors), (evaluated.returncode, evaluated.stderr), (resumed.returncode, resumed.stderr)]
+print(json.dumps(found))
+"""
+
+
+def fill_disk(folder: Path, expected: dict[str, Any]) -> None:
+    """Fills the disk of a run, frees it, and resumes the run."""
+    (folder / "disk").mkdir()
+    mount = 'mount -t tmpfs -o size=2m none "$1" && exec "$2" -c "$3" "$1" "$4" "$5"'
+    arguments = json.dumps(train(folder / "none", *options(LARGE))[:-2])
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    command += [str(folder / "disk"), sys.executable, FULL, arguments, str(folder / "copy")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (status, errors), evaluated, resumed = json.loads(done.stdout)
+    assert status == 2, errors
+    (sentence,) = errors.splitlines()
+    assert sentence.startswith("sab: ")
+    assert "must be a place that can be written to; it is not: " in sentence
+    assert "No space left on device" in sentence
+    assert evaluated == [0, ""]
+    assert resumed == [0, ""]
+    assert contents(folder / "copy") == expected
+
+
+@pytest.mark.slow
+def test_a_full_disk_five_times(tmp_path: Path, whole: Any, record: Record) -> None:
+    probe = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode != 0:
+        pytest.skip("the system lets nobody have a disk of their own")
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        fill_disk(tmp_path / str(number), whole(LARGE))
+    record(
+        "a full disk (tmpfs of 2 MiB)",
+        5,
+        "one sentence, exit status 2, the checkpoint before intact and used by `sab eval`; with room again and "
+        "resumed, it equals the whole run",
+    )
