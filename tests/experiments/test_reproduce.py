@@ -21,9 +21,9 @@ from sab.data import DATASETS
 from sab.errors import Mistake
 from sab.experiments import progress, records
 from sab.experiments import reproduce as runner
-from sab.experiments.locks import Lock
 from sab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
 from sab.experiments.tables import Row, find
+from sab.locks import Lock
 from sab.tasks import PTB, Copying
 from sab.training import Run, RunConfig, train, trainer, updates
 from tests.experiments.conftest import TinyRow

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from sab.errors import ValueMistake
-from sab.experiments.locks import locked
 from sab.experiments.settings import epochs_in
 from sab.experiments.tables import ROWS, Row
 from sab.files import write_text, writing
+from sab.locks import locked
 from sab.stored import first_mismatch, matches, read_json, read_json_lines
 from sab.training.run import Run
 

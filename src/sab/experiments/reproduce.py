@@ -25,11 +25,11 @@ from rich.console import Console
 from sab import data
 from sab.errors import Mistake, ValueMistake, check_float, check_int
 from sab.experiments import records
-from sab.experiments.locks import Lock
 from sab.experiments.progress import Board
 from sab.experiments.records import Record
 from sab.experiments.tables import Row
 from sab.files import write_text, writing
+from sab.locks import Lock
 from sab.tasks import StoredTask, Task
 from sab.training import Result, Run, RunConfig, evaluate
 from sab.training.checkpoint import load_model
