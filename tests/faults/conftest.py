@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sab.files import write_text
+from sab.locks import locked
 from sab.training.run import provenance
 
 Record = Callable[..., None]
@@ -35,9 +36,10 @@ def record() -> Record:
         line |= {"commit": found["commit"], "versions": found["versions"], "machine": platform.platform()}
         line["cores"] = os.cpu_count()
         line["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        known = [json.loads(one) for one in path.read_text().splitlines()] if path.exists() else []
-        lines = [*(one for one in known if one["fault"] != fault), line]
-        lines.sort(key=lambda one: one["fault"])
-        write_text(path, "".join(json.dumps(one) + "\n" for one in lines))
+        with locked(path.parent):
+            known = [json.loads(one) for one in path.read_text().splitlines()] if path.exists() else []
+            lines = [*(one for one in known if one["fault"] != fault), line]
+            lines.sort(key=lambda one: one["fault"])
+            write_text(path, "".join(json.dumps(one) + "\n" for one in lines))
 
     return keep
