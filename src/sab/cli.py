@@ -45,7 +45,7 @@ try:
     from sab.files import writing
     from sab.models import ModelConfig
     from sab.tasks import TASKS, Split, StoredTask, Task
-    from sab.training import Run, RunConfig, TrainConfig, evaluate
+    from sab.training import Run, RunConfig, TrainConfig, distributed, evaluate
     from sab.training import train as train_model
     from sab.training import train_seeds as train_models
     from sab.training.checkpoint import load_kept, load_model
@@ -112,18 +112,24 @@ def train(arguments: Sequence[str]) -> int:
             where = str(first)
             raise ValueMistake(f"task must be {stored.task.name!r} to resume {where!r}; got {name!r}.", "task")
         options = replace(_parse_training(name, rest, stored), out=options.folder)
-    return _train_one(name, options) if seeds is None else _train_seeds(name, options, seeds)
+    if seeds is not None:
+        return _train_seeds(name, options, seeds)
+    with contextlib.ExitStack() as silence:
+        if not distributed.speaks():
+            silence.enter_context(contextlib.redirect_stdout(silence.enter_context(open(os.devnull, "w"))))
+        return _train_one(name, options)
 
 
 def _train_one(name: str, options: TrainOptions) -> int:
     label = f"{options.task.title} {options.model.method}"
     interrupt = Interrupt()
+    goes_on = distributed.was_restarted() and (options.folder / "config.json").is_file()
     result = train_model(
         options.task,
         options.model,
         options.training,
         options.folder,
-        options.resume,
+        options.resume or goes_on,
         progress_for(Console(), label),
         interrupt,
     )

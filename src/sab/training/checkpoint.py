@@ -34,6 +34,7 @@ from sab.files import sync, writing
 from sab.models import SequenceModel
 from sab.stored import as_dataclass, read_json
 from sab.tasks import Headline
+from sab.training import distributed
 from sab.training.run import Run, RunConfig
 
 logger = logging.getLogger("sab")
@@ -226,6 +227,14 @@ def _best_at(run: Run) -> int | None:
     return _newest_whole(
         run.checkpoints, lambda checkpoint: _load_state(checkpoint, run.config, (MODEL, TRAINING), run.best).best_at
     )
+
+
+def share(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """All that a checkpoint has of the first process of a run becomes that of all."""
+    weights, training = _plain(model.state_dict()), _plain(_training_tensors(model, optimizer))
+    distributed.spread((*weights.values(), *training.values()))
+    model.load_state_dict(weights)
+    _restore_training(model, optimizer, training)
 
 
 def _of_step(folder: Path, step: int) -> Path:

@@ -13,6 +13,7 @@ from sab.errors import ValueMistake, check_int
 from sab.models import SequenceModel
 from sab.state import SABState
 from sab.tasks import CharacterTask, Split, StoredTask, Task
+from sab.training import distributed
 from sab.training.config import TrainConfig
 
 
@@ -32,16 +33,17 @@ def mean_metrics(
     model: nn.Module, task: Task, config: TrainConfig, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> dict[str, float]:
     """Means of the task's metrics over some batches, in which every target counts the same."""
-    found: list[tuple[int, dict[str, Tensor]]] = []
+    seen: list[tuple[int, dict[str, Tensor]]] = []
     with _evaluating(model):
-        for inputs, targets in batches:
-            found.append((targets.numel(), task.metrics(predict(model, inputs, config), targets)))
+        for inputs, targets in distributed.take_turns(batches):
+            seen.append((targets.numel(), task.metrics(predict(model, inputs, config), targets)))
     # Only now, as looking at a number waits for the device.
+    mine = [(size, {name: value.item() for name, value in metrics.items()}) for size, metrics in seen]
+    found = distributed.gathered(mine)
     sizes = {size for size, _ in found}
     weights = [1 if len(sizes) == 1 else size for size, _ in found]
     return {
-        name: sum(weight * metrics[name].item() for weight, (_, metrics) in zip(weights, found, strict=True))
-        / sum(weights)
+        name: sum(weight * metrics[name] for weight, (_, metrics) in zip(weights, found, strict=True)) / sum(weights)
         for name in found[0][1]
     }
 
@@ -55,7 +57,8 @@ def evaluate_fully(
     if isinstance(task, CharacterTask):
         characters = task.characters(split)
         count = min(config.batch_size, len(characters) - 1) if streams is None else streams
-        found["bits_per_character_carried"] = carried_bits(model, task, config, characters, count)
+        bits = carried_bits(model, task, config, characters, count)
+        found["bits_per_character_carried"] = distributed.firsts(bits)
     return found
 
 

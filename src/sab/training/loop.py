@@ -11,6 +11,7 @@ from typing import Any
 from sab.errors import TypeMistake, ValueMistake, check_bool, check_int
 from sab.models import ModelConfig
 from sab.tasks import Task
+from sab.training import distributed
 from sab.training.config import TrainConfig, resolve_device
 from sab.training.interrupt import Interrupt
 from sab.training.progress import Progress
@@ -59,6 +60,9 @@ def train_seeds(
     """
     _check_arguments(task, model_config, train_config, out, resume)
     seeds = check_seeds(seeds)
+    if distributed.started_together() > 1:
+        advice = "leave torchrun out, or train one seed at a time"
+        raise ValueMistake(f"seeds must not be given where several processes make a run: {advice}.", "seeds")
     out = Path(out)
     existed = out.exists()
     configs = [RunConfig(task, model_config, replace(train_config, seed=seed)) for seed in seeds]
@@ -110,11 +114,17 @@ def _train_by_turns(
 ) -> list[Result]:
     """Trains all runs, an iteration of each in turn."""
     training = configs[0].training
-    device = resolve_device(training.device)
-    with interrupt, torch_settings(training, device), contextlib.ExitStack() as opened:
+    resolved = resolve_device(training.device)
+    with (
+        interrupt,
+        distributed.joined(resolved, training.batch_size) as device,
+        torch_settings(training, device),
+        contextlib.ExitStack() as opened,
+    ):
         trainers: list[Trainer] = []
         for config, folder, shown in zip(configs, folders, progress, strict=True):
-            trainers.append(Trainer(config, folder, resume, shown, device))
+            heard = shown if distributed.is_first() else Progress()
+            trainers.append(Trainer(config, folder, resume, heard, device))
             opened.callback(trainers[-1].close)
         going = [trainer for trainer in trainers if trainer.result is None]
         for trainer in going:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from sab.files import writing
 from sab.models import SequenceModel
 from sab.tasks import Split
-from sab.training import checkpoint
+from sab.training import checkpoint, distributed
 from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
 from sab.training.evaluation import evaluate, evaluate_fully
@@ -52,8 +52,20 @@ class Trainer:
         self.optimizer = build_optimizer(config.training, self.model, device)
         self._is_new = not resume
         self._lock = RunLock(out)
+        self.run, self.state = Run(out, config), TrainingState()
+        distributed.by_first(lambda: self._take_folder(out, resume))
+        self._share()
+        self._random = torch.get_rng_state()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._made = self.state.step
+        self._saved_at = time.monotonic()
+        self._updates: Updates | None = None
+        self._events: SummaryWriter | None = None
+
+    def _take_folder(self, out: Path, resume: bool) -> None:
+        """Has the run's folder from here on, and the run as it is there."""
         if resume:
-            Run.open(out, "out").check_resumable(config)
+            Run.open(out, "out").check_resumable(self.config)
         else:
             self._check_data()
             if not self._lock.exists:
@@ -64,12 +76,14 @@ class Trainer:
         except BaseException:
             self._lock.release()
             raise
-        self._random = torch.get_rng_state()
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._made = self.state.step
-        self._saved_at = time.monotonic()
-        self._updates: Updates | None = None
-        self._events: SummaryWriter | None = None
+
+    def _share(self) -> None:
+        """What the first process of the run has read becomes what all have."""
+        if distributed.count() > 1:
+            checkpoint.share(self.model, self.optimizer)
+            self.state = TrainingState(**distributed.firsts(asdict(self.state)))
+            result = distributed.firsts(None if self.result is None else asdict(self.result))
+            self.result = None if result is None else Result(**result)
 
     def _create(self, out: Path) -> tuple[Run, TrainingState]:
         run, state = Run.create(out, self.config), TrainingState()
@@ -103,7 +117,8 @@ class Trainer:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._turn():
             self._updates = self._build_updates()
-        self._events = self._build_events()
+        if distributed.is_first():
+            self._events = self._build_events()
         where = f" on {self.device}, into {self.run.path}"
         self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
 
@@ -125,6 +140,7 @@ class Trainer:
     def advance(self, interrupted: bool = False) -> None:
         """An iteration and what is due after it; or, where none is to follow, the `ending`."""
         assert self._updates is not None
+        interrupted = distributed.any_of(interrupted)
         with self._turn():
             if interrupted:
                 self._read(self._updates)
@@ -141,16 +157,19 @@ class Trainer:
         state = self.state
         self.progress.end()
         result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(self.device))
+        if distributed.count() > 1:
+            result = replace(result, device=f"{result.device}, {distributed.count()} processes")
         with self._turn():
             if status != "diverged":
                 self._save()
             if status != "interrupted":
                 if self._keeps_best and state.best_at is not None:
-                    checkpoint.load_best(self.run.best, self.config, self.model, state.best_at)
+                    self._take_best(state.best_at)
                     result = replace(result, best_at=state.best_at)
                 valid, test = (finite(self._evaluate_fully(split)) for split in ("valid", "test"))
                 result = replace(result, metrics=test, valid=valid)
-                self.run.finish(result)
+                if distributed.is_first():
+                    self.run.finish(result)
         self.result = result
 
     def close(self) -> None:
@@ -165,10 +184,17 @@ class Trainer:
                     self._events.close()
             if self._stream is not None:
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
-            if self._is_new and self.state.step == 0 and self.result is None:
+            if self._is_new and self.state.step == 0 and self.result is None and distributed.is_first():
                 self.run.discard()
         finally:
-            self._lock.release()
+            if distributed.is_first():
+                self._lock.release()
+
+    def _take_best(self, step: int) -> None:
+        """The best weights, those of `step`, become the model's."""
+        distributed.by_first(lambda: checkpoint.load_best(self.run.best, self.config, self.model, step))
+        if distributed.count() > 1:
+            checkpoint.share(self.model, self.optimizer)
 
     @property
     def _keeps_best(self) -> bool:
@@ -180,7 +206,8 @@ class Trainer:
     def _build_updates(self) -> Updates:
         if self._stream is None:
             return HostUpdates(self.config, self.model, self.optimizer, self.state)
-        capture = CudaCapture(self._stream) if self.config.training.cuda_graph else None
+        is_captured = self.config.training.cuda_graph and distributed.count() == 1
+        capture = CudaCapture(self._stream) if is_captured else None
         return DeviceUpdates(self.config, self.model, self.optimizer, self.state, self._stream, capture)
 
     def _build_events(self) -> SummaryWriter:
@@ -206,7 +233,7 @@ class Trainer:
     def _is_time(self) -> bool:
         """Whether the newest checkpoint is as old as one may be, by a clock that nobody sets."""
         minutes = self.config.training.checkpoint_minutes
-        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        return minutes is not None and distributed.any_of(time.monotonic() - self._saved_at >= 60 * minutes)
 
     def _read(self, updates: Updates) -> bool:
         """Counts the updates made so far; whether all of them count.
@@ -238,21 +265,26 @@ class Trainer:
         """
         before = self.state
         updates.close()
-        self.state = self._load(self.run, self.config.training.checkpoint_every)
+        distributed.by_first(self._load_on_schedule)
+        self._share()
         self.state.elapsed = before.elapsed
         self.state.rollbacks = before.rollbacks + 1
         self.state.rollbacks_here = before.rollbacks_here + 1
         self.state.lr_factor = before.lr_factor / 2
         self._made = self.state.step
-        checkpoint.remove_old(self.run.checkpoints, self.config, self._made)
-        self.run.rewind(self._made, self.config)
-        checkpoint.remove_old_best(self.run, self.state.best_at)
+        if distributed.is_first():
+            checkpoint.remove_old(self.run.checkpoints, self.config, self._made)
+            self.run.rewind(self._made, self.config)
+            checkpoint.remove_old_best(self.run, self.state.best_at)
         self._updates = self._build_updates()
         if self._events is not None:
             self._events.close()
-        self._events = self._build_events()
+            self._events = self._build_events()
         factor = f"1/{round(1 / self.state.lr_factor)} of the learning rate"
         logger.warning(f"{trouble}; the run goes back to iteration {self._made}, and on with {factor}.")
+
+    def _load_on_schedule(self) -> None:
+        self.state = self._load(self.run, self.config.training.checkpoint_every)
 
     def _ends_off_schedule(self) -> bool:
         """Whether the last iteration was made and has an evaluation of its own.
@@ -302,7 +334,7 @@ class Trainer:
         threshold = task.headline.solved if training.stop_at is None else training.stop_at
         if state.solved_at is None and task.headline.reaches(metrics[task.headline.metric], threshold):
             state.solved_at = state.step
-        if state.compare(task.headline, metrics[task.headline.metric]) and self._keeps_best:
+        if state.compare(task.headline, metrics[task.headline.metric]) and self._keeps_best and distributed.is_first():
             checkpoint.save_best(self.run.best, self.config, self.model, state)
             checkpoint.remove_old_best(self.run, state.best_at)
         self._log(finite(metrics))
@@ -312,6 +344,8 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float | None]) -> None:
         """Tells everyone of an evaluation."""
+        if not distributed.is_first():
+            return
         assert self._events is not None
         state = self.state
         counted = state.window - state.window_skipped
@@ -339,7 +373,9 @@ class Trainer:
 
     def _save(self) -> None:
         """Writes a checkpoint, where this step has none; removes the best weights that none needs any more."""
-        if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
+        if distributed.is_first() and checkpoint.save(
+            self.run.checkpoints, self.config, self.model, self.optimizer, self.state
+        ):
             checkpoint.remove_old_best(self.run, self.state.best_at)
         self._saved_at = time.monotonic()
 

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from sab.training import distributed
 from sab.training.batches import Batches
 from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
@@ -26,6 +27,8 @@ SECONDS_UNREAD = 0.1
 """How long a GPU goes on before somebody looks at what it did."""
 MOST_UNREAD = 1024
 """How many updates it makes in that time at most."""
+MOST_UNREAD_TOGETHER = 16
+"""The same where several processes make a run."""
 MOST_ON_THEIR_WAY = 8
 """How many updates the host may be ahead of the device, which has to be able to stop."""
 MOST_SKIPPED = 100
@@ -66,11 +69,14 @@ class Updates(ABC):
 
     def _descend(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the norm of the gradient that the parameters then have, clipped."""
+        inputs, targets, fraction = distributed.part_of(inputs, targets)
         loss = self._config.task.loss(predict(self._model, inputs, self._config.training), targets)
+        loss = loss if fraction == 1 else fraction * loss
         self._optimizer.zero_grad()
         loss.backward()
+        loss = distributed.add_up((parameter.grad for parameter in self._model.parameters()), loss.detach())
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.training.clip or math.inf)
-        return loss.detach(), norm
+        return loss, norm
 
     def _rate_at(self, step: int) -> float:
         return self._config.training.lr_at(step) * self._lr_factor
@@ -181,6 +187,8 @@ class DeviceUpdates(Updates):
         self._optimizer.step()
 
     def wants_reading(self) -> bool:
+        if distributed.count() > 1:  # all look at the same time, since who finds trouble makes no further update
+            return self._unread == MOST_UNREAD_TOGETHER
         return self._unread == MOST_UNREAD or time.perf_counter() - self._since > SECONDS_UNREAD
 
     def read(self, state: TrainingState) -> str | None:
