@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import io
 import os
 import shutil
@@ -99,7 +101,7 @@ def command_lines(folder: Path) -> Callable[[Random], None]:
     data, good = folder / "data", folder / "good"
     good.mkdir()
     tiny.write(data)
-    os.environ |= {store.VARIABLE: str(data), "MPLCONFIGDIR": str(folder / "matplotlib"), "XDG_CACHE_HOME": str(folder)}
+    os.environ |= {store.VARIABLE: str(data), "MPLCONFIGDIR": str(folder / "matplotlib")}
     datasets = tiny.datasets()
     with mock.patch.dict(DATASETS, datasets):
         stored.forget_examples()
@@ -108,6 +110,7 @@ def command_lines(folder: Path) -> Callable[[Random], None]:
             status, told = _call(["train", task, *_words(options), "--out", str(good / name)])
             assert status == 0, told
     (good / "file").write_text("the cat sat")
+    source = functools.cache(inspect.getsource)
 
     def attempt(random: Random) -> None:
         here = folder / "here"
@@ -115,7 +118,7 @@ def command_lines(folder: Path) -> Callable[[Random], None]:
         shutil.copytree(good, here)
         os.chdir(here)
         line = any_line(random)
-        with mock.patch.dict(DATASETS, datasets):
+        with mock.patch.dict(DATASETS, datasets), mock.patch("inspect.getsource", source):  # most of the time it takes
             status, told = _call(line)
         _judge(line, status, told)
 

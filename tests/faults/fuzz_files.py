@@ -132,11 +132,11 @@ def model_safetensors(folder: Path) -> Attempt:
     """The weights of a checkpoint, with a right checksum."""
     run = _trained(folder)
     path = _newest(run.checkpoints) / "model.safetensors"
-    good = [path.read_bytes()]
+    good, resume = [path.read_bytes()], _resumption(run)
 
     def attempt(random: Random) -> None:
         _put_signed(path, _mutated_tensors(random, good))
-        checkpoint.load_kept(run, CPU)
+        resume()
 
     return attempt
 
@@ -160,6 +160,7 @@ def best_folder(folder: Path) -> Attempt:
     best = _newest(run.best)
     state, weights = best / "state.json", best / "model.safetensors"
     good, tensors = json.loads(state.read_text()), [weights.read_bytes()]
+    model, step = run.config.build_model(CPU), int(best.name.removeprefix("step-"))
 
     def attempt(random: Random) -> None:
         weights.write_bytes(tensors[0])
@@ -168,7 +169,7 @@ def best_folder(folder: Path) -> Attempt:
         else:
             state.write_text(json.dumps(good))
             _put_signed(weights, _mutated_tensors(random, tensors))
-        checkpoint.load_kept(run, CPU)
+        checkpoint.load_best(run.best, run.config, model, step)
 
     return attempt
 

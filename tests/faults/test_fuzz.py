@@ -30,7 +30,7 @@ INPUTS = 150
 def as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The environment and the folder that the command lines change are set back."""
     monkeypatch.chdir(tmp_path)
-    for name in ("SAB_DATA", "MPLCONFIGDIR", "XDG_CACHE_HOME"):
+    for name in ("SAB_DATA", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
