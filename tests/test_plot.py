@@ -101,7 +101,7 @@ def test_every_kind_as_its_own_figure_and_in_given_axes(runs: list[Path], trace:
     drawings: list[tuple[Any, Any, str]] = [
         (sab.plot.attention, trace, "time step of the attended microstate (grey: not kept yet)"),
         (sab.plot.attention, runs[0], "time step of the attended microstate (grey: not kept yet)"),
-        (sab.plot.credit_paths, trace, "time step"),
+        (sab.plot.credit_paths, trace, "time step (shading: the chain is cut every 4 steps)"),
         (sab.plot.learning_curve, runs[:2], "iteration"),
         (sab.plot.gradient_norms, Run.open(runs[0]), "iteration"),
         (sab.plot.scaling, sweep(), "steps T"),

@@ -56,7 +56,7 @@ def credit_paths(trace: Trace, ax: Axes | None = None, paths: int = 24) -> Figur
     if ax is not None:
         _draw_paths(ax, trace, drawn)
         legend_above(ax, handles=_keys(trace, drawn))
-        ax.set_xlabel("time step")
+        ax.set_xlabel(_time_label(trace))
         return figure_of(ax)
     figure = Figure(figsize=(9, 5.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.3, 1.0])
@@ -112,6 +112,11 @@ def _arc(hop: Skip, steps: int) -> NDArray[Any]:
     return numpy.column_stack([middle + half * numpy.cos(angle), height * numpy.sin(angle)])
 
 
+def _time_label(trace: Trace) -> str:
+    cuts = "" if trace.k_trunc is None else f" (shading: the chain is cut every {trace.k_trunc} steps)"
+    return f"time step{cuts}"
+
+
 def _shade_pieces(axes: Axes, trace: Trace) -> None:
     """Every other piece of the chain, which is cut between them."""
     if trace.k_trunc is not None:
@@ -149,6 +154,6 @@ def _draw_credit(axes: Axes, trace: Trace) -> None:
         axes.bar(steps + 0.3 * (place - 1), norms.numpy(), 0.3, color=colour, label=name, linewidth=0)
     plain(axes)
     axes.grid(visible=False, axis="x")
-    axes.set(xlabel="time step", ylabel="gradient norm at\nthe hidden state", xlim=(0, len(steps) + 1))
+    axes.set(xlabel=_time_label(trace), ylabel="gradient norm at\nthe hidden state", xlim=(0, len(steps) + 1))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
     axes.axhline(0.0, color=GREY, linewidth=0.8)
