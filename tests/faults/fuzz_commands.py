@@ -85,6 +85,8 @@ PATHS = ("trained", "characters", "new", "new/deeper", "file", "trained/config.j
 SEEDS = ("0", "0,1", "1,1", "x", ",", "0,", "0, 1", "-1", "9" * 30, "", "0,x")
 CASES = ("A", "Z", "", "A,,B", "quick")
 TEXTS = ("the cat", "", "THE", "é", "a\nb", "\udcff")
+UNCUT = 14
+"""How many words of a line are never cut off, so that a run has few iterations of a small model."""
 ENDLESS = ("live", "serve", "watch")
 """Commands that go on until somebody ends them."""
 CHEAP: dict[str, Sequence[Sequence[str]]] = {
@@ -119,7 +121,11 @@ def command_lines(folder: Path) -> Callable[[Random], None]:
         os.chdir(here)
         line = any_line(random)
         with mock.patch.dict(DATASETS, datasets), mock.patch("inspect.getsource", source):  # most of the time it takes
-            status, told = _call(line)
+            try:
+                status, told = _call(line)
+            except BaseException as bug:
+                bug.add_note(f"The line was {line}.")
+                raise
         _judge(line, status, told)
 
     return attempt
@@ -171,8 +177,8 @@ def any_line(random: Random) -> list[str]:
         line = random.choice(([], ["--help"], ["--version"], ["tasks"], ["trian"], ["train"], ["data"], [""], ["--x"]))
     if random.random() < 0.05:
         line = [*line, random.choice(("--help", "extra", "--nothing", "--lenght=3", "-q", *WRONG))]
-    if line and random.random() < 0.03:
-        line = line[: random.randrange(1, len(line) + 1)]
+    if len(line) > UNCUT and random.random() < 0.03:
+        line = line[: random.randrange(UNCUT, len(line))]
     return [word for word in line if "\0" not in word]
 
 
@@ -183,8 +189,10 @@ def _train_line(random: Random) -> list[str]:
     chosen = random.sample([*kinds], random.choice((0, 1, 1, 2, 3, 5, 8)))
     tiny_options = TINY | (WITH_DATA if issubclass(sources[0], StoredTask) else {})
     if issubclass(sources[0], StoredTask):
-        chosen = [name for name in chosen if name not in WITH_DATA]
-    base = {name: value for name, value in tiny_options.items() if name in kinds and name not in chosen}
+        chosen = [name for name in chosen if name not in (*WITH_DATA, "backend")]
+    base = {
+        name: value for name, value in tiny_options.items() if name in kinds and name not in {*chosen} - {"iterations"}
+    }
     words = _words(base)
     for name in chosen:
         words += _option(random, name, kinds[name])
