@@ -16,8 +16,8 @@ from sab.tasks import CharacterTask, Task
 from sab.training.config import TrainConfig
 from sab.training.evaluation import carried_bits, mean_metrics, predict_on
 
-LARGEST_FILE = 2**30
-"""How many bytes a user's file may have."""
+LARGEST_FILE = 2**27
+"""How many bytes a user's file may have, unpacked; to read it takes some 10 times as many."""
 
 
 def character_task(task: Task) -> CharacterTask:
