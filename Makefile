@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format bench performance results test-faults clean
+.PHONY: setup demo test lint format bench performance results fuzz test-faults clean
 
 setup: $(READY)
 
@@ -39,6 +39,12 @@ performance: $(READY)
 # The tables and figures of docs/results.md and the README, from the records that are kept.
 results: $(READY)
 	$(BIN)/sab reproduce --report
+
+# Every file that is read, damaged in 50,000 ways, and 5,000 command lines; what came of it goes to tests/faults/fuzz.jsonl.
+fuzz: $(READY)
+	$(BIN)/python -m tests.faults.fuzz_campaign
+
+test-faults: fuzz
 
 # Runs that are killed, interrupted, damaged and hindered for real; what came of it goes to tests/faults/results.jsonl.
 test-faults: $(READY)

@@ -37,6 +37,7 @@ MOST_BUGS = 5
 MEMORY_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where files that live for a millisecond are written."""
 RESULTS = Path(__file__).with_name("fuzz.jsonl")
+PAGE = Path(__file__).parents[2] / "SECURITY.md"
 
 
 class TooSlow(BaseException):
@@ -185,7 +186,21 @@ def record(tally: Tally, path: Path) -> None:
     sys.stdout.flush()
 
 
+def page_part(path: Path) -> str:
+    """The table in SECURITY.md."""
+    from sab.report.pages import markdown
+
+    header = ("inputs", "how many", "accepted", "refused in a sentence", "anything else", "slowest", "memory")
+    rows: list[list[str]] = []
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        counts = [f"{line[name]:,}" for name in ("inputs", "accepted", "mistakes")]
+        ends = [str(len(line["bugs"])), f"{line['slowest']:.2f} s", f"{line['memory_mib']:.0f} MiB"]
+        rows.append([f"`{line['target']}`" if "." in line["target"] else line["target"], *counts, *ends])
+    return markdown(header, sorted(rows))
+
+
 def main() -> int:
+    from sab.report.pages import renew
     from tests.faults.fuzz_files import TARGETS
 
     parser = argparse.ArgumentParser(description="Fuzz every file that sab reads, and its command line.")
@@ -200,6 +215,8 @@ def main() -> int:
     for tally in campaign(given.targets, given.inputs, given.lines, given.seed, given.processes):
         record(tally, given.output)
         has_bugs |= bool(tally.bugs)
+    if given.output == RESULTS:
+        renew(PAGE, "fuzz", page_part(RESULTS))
     return 1 if has_bugs else 0
 
 

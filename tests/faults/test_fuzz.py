@@ -17,7 +17,8 @@ import torch
 from sab import cli
 from sab.errors import ValueMistake
 from sab.training import Run
-from tests.faults.fuzz_campaign import RESULTS, fuzz, fuzz_commands, fuzz_files
+from tests.faults.fuzz_campaign import COMMAND_LINES, PAGE, RESULTS, fuzz, fuzz_commands, fuzz_files, page_part
+from tests.faults.fuzz_campaign import INPUTS as ALL_INPUTS
 from tests.faults.fuzz_files import TARGETS
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json
 from tests.faults.fuzz_watch import Forbidden, watching
@@ -55,7 +56,8 @@ def test_what_was_kept_of_the_whole_campaign() -> None:
     for target, line in found.items():
         assert line["bugs"] == []
         assert line["inputs"] == line["accepted"] + line["mistakes"]
-        assert line["inputs"] >= (5_000 if target == "command lines" else 50_000)
+        assert line["inputs"] >= (COMMAND_LINES if target == "command lines" else ALL_INPUTS)
+    assert page_part(RESULTS) in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_campaign_finds_bugs() -> None:
