@@ -1,120 +1,34 @@
-"""The runner on a real Ray cluster: the same records, a worker killed while it trains, and an early end."""
+"""What is asked of Ray, and what its tasks do; `tests/faults/test_ray.py` has a real cluster."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
+import io
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sab import cli
 from sab.errors import Mistake
 from sab.experiments import records
+from sab.experiments.progress import Board
 from sab.experiments.reproduce import Job, jobs_of, reproduce
 from sab.experiments.tables import Row
-from sab.training import Run
+from sab.tasks import Copying
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 from sab.experiments import cluster
 
-ROOT = Path(__file__).parents[2]
 VARYING = ("wall_time", "date", "together", "commit")
-PATIENCE = 120.0
-"""Seconds after which something that was waited for does not happen any more."""
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-
-def start(iterations: int, *rows: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.experiments.on_ray", str(iterations), *map(str, rows)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[str, dict[str, Any]]:
-    """What the process said on its way, and what it came to."""
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    said, _, outcome = out.rstrip("\n").rpartition("\n")
-    return said, json.loads(outcome)
-
-
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    process.kill()
-    raise AssertionError(f"it did not happen: {process.communicate()}")
-
-
-def holder(job: Job) -> int | None:
-    """The process that trains a run: the one that has its lock open."""
-    lock = str(job.folder.with_suffix(".lock").absolute())
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(link) == lock:
-                return int(link.parts[2])
-        except OSError:  # it has ended meanwhile
-            continue
-    return None
-
-
-def timeless(results: Path) -> list[dict[str, Any]]:
-    found = sorted(records.load("copying", results), key=lambda record: record["row"])
-    return [{name: value for name, value in record.items() if name not in VARYING} for record in found]
-
-
-def test_a_killed_worker_s_run_goes_on_from_its_checkpoint_to_the_same_record(rows: list[Row]) -> None:
-    process = start(200, 1, 2)
-    victim = jobs_of([rows[2]], [0], Path("runs"), 200, "cpu")[0]
-    wait_for(lambda: (victim.made() or 0) >= 8, process)
-    pid = holder(victim)
-    assert pid is not None
-    assert pid != process.pid
-    os.kill(pid, signal.SIGKILL)
-    said, outcome = finish(process)
-    assert outcome == {"failed": {}, "left": [], "was_interrupted": False}
-    assert f"{victim.label}: its worker was lost, another one goes on\n" in said
-    begun = [line for line in said.splitlines() if line.startswith(f"{victim.label}: iterations ")]
-    assert int(begun[-1].removeprefix(f"{victim.label}: iterations ").split()[0]) >= 8
-    assert "[2/2] " in said
-    reproduce([rows[1], rows[2]], [0], Path("here"), Path("alone"), iterations=200, device="cpu")
-    assert timeless(Path("results")) == timeless(Path("alone"))
-
-
-def test_ctrl_c_leaves_checkpoints_and_nothing_running(rows: list[Row]) -> None:
-    process = start(100_000, 1, 2)
-    jobs = jobs_of([rows[1], rows[2]], [0], Path("runs"), 100_000, "cpu")
-    wait_for(lambda: any((job.made() or 0) >= 8 for job in jobs), process)
-    process.send_signal(signal.SIGINT)
-    _, outcome = finish(process)
-    assert outcome["failed"] == {}
-    assert sorted(outcome["left"]) == sorted(job.label for job in jobs)
-    assert outcome["was_interrupted"]
-    assert all(holder(job) is None for job in jobs)
-    assert timeless(Path("results")) == []
-    for job in jobs:
-        made = job.made()
-        if made is not None:
-            lines = Run.open(job.folder).evaluations()
-            assert made >= lines[-1]["step"], "the checkpoint is of the end, and not of a multiple of four"
-
-
-# Without a cluster
 
 
 def run(*arguments: str) -> int:
@@ -171,6 +85,7 @@ class Answers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: dict[str, dict[str, Any]] = {}
         self.cancelled: list[Any] = []
+        self.told: list[Any] = []
         self.take = self
         for name in ("remote", "wait", "get", "cancel"):
             monkeypatch.setattr(cluster.ray, name, getattr(self, f"ray_{name}"))
@@ -190,7 +105,7 @@ class Answers:
 
     def ray_get(self, reference: Any) -> Any:
         if reference is self:
-            return []
+            return self.told
         raise cluster.TaskCancelledError
 
     def ray_cancel(self, reference: Any) -> None:
@@ -222,6 +137,67 @@ def test_when_the_time_is_over_every_task_is_cancelled(rows: list[Row], monkeypa
     assert ray.cancelled == [job.label for job in plan.jobs]
     assert driver.outcome.left == plan.jobs
     assert driver.outcome.failed == {}
+
+
+class Reports:
+    """Stands in for the desk, an actor."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, list[cluster.Event]]] = []
+        self.tell = self
+
+    def remote(self, label: str, events: list[cluster.Event]) -> None:
+        self.said.append((label, events))
+
+
+def test_a_task_makes_the_record_that_the_runner_makes(rows: list[Row]) -> None:
+    reproduce(rows[:1], [0], Path("here"), Path("alone"), device="cpu", commit="abc")
+    (job,) = jobs_of(rows[:1], [0], Path("runs"), device="cpu")
+    reports = Reports()
+    for _ in range(2):  # the second time it has only to be read
+        record, failed, told = cluster.train(job, "cpu", 8, reports, "abc")
+        assert failed is None
+        assert record is not None
+        assert record["together"] == 8
+        assert told.startswith(f"{job.label}: accuracy on the last 10 ")
+        (expected,) = records.load("copying", Path("alone"))
+        assert {**record, **{name: expected[name] for name in VARYING}} == expected
+    assert [event for _, (*_, (event, _)) in reports.said][:2] == ["begin", "evaluation"]
+    assert not Path("results").exists(), "the caller writes the records"
+
+
+def test_a_task_that_fails_tells_why(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the device is on fire\nand more")
+
+    monkeypatch.setattr(Copying, "loss", fails)
+    (job,) = jobs_of(rows[2:3], [0], Path("runs"), device="cpu")
+    record, failed, told = cluster.train(job, "cpu", 1, Reports(), None)
+    assert record is None
+    assert failed is not None
+    assert failed.startswith("RuntimeError: the device is on fire (more in runs/")
+    assert told == f"{job.label}: failed: {failed}"
+
+
+def test_reports_are_shown_and_a_lost_worker_is_told(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Answers(monkeypatch)
+    plan = cluster.make_plan(rows[2:3], [0], Path("runs"), Path("results"), None, None, "cpu", None)
+    (job,) = plan.jobs
+    shown = Console(file=io.StringIO(), width=200)
+    with Board(shown, 1) as board:
+        driver = cluster._Driver(plan, Path("results"), "cpu", 8, None, board)
+        driver._begin(job)
+        begin = (job.label, [("begin", (Copying.headline, 0, 6, " by a"))])
+        again = (job.label, [("begin", (Copying.headline, 4, 6, " by b")), ("iteration", (5, 1.0))])
+        ray.told = [begin, again]
+        driver._show_reports()
+    file = shown.file
+    assert isinstance(file, io.StringIO)
+    assert file.getvalue().splitlines() == [
+        f"{job.label}: iterations 0 to 6 by a",
+        f"{job.label}: its worker was lost, another one goes on",
+        f"{job.label}: iterations 4 to 6 by b",
+    ]
 
 
 def test_a_mistake_of_the_call_starts_no_cluster(rows: list[Row]) -> None:

@@ -1,0 +1,152 @@
+"""One run by several processes of this machine: the numbers of a single one, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sab import cli
+from sab.errors import Mistake
+from sab.training import Run, distributed, train_seeds
+from sab.training.run import RunConfig
+from tests.faults.lives import Life
+
+OPTIONS = {"length": 4, "hidden-size": 6, "k-top": 2, "k-trunc": 4, "batch-size": 7, "threads": 1, "keep": "best"}
+OPTIONS |= {"iterations": 20, "eval-every": 4, "eval-batches": 3, "checkpoint-every": 5, "on-nan": "rollback"}
+
+
+def words(out: Path, **options: Any) -> list[str]:
+    """The command that trains a tiny run."""
+    given = {**OPTIONS, **{name.replace("_", "-"): value for name, value in options.items()}, "out": out}
+    return ["train", "copying", *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
+
+
+def together(folder: Path, count: int, arguments: list[str]) -> list[Life]:
+    """The processes that make a run, started without torchrun."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    return [
+        Life(arguments, folder / f"told{number}", partial(be_one_of, number, count, port)) for number in range(count)
+    ]
+
+
+def be_one_of(number: int, count: int, port: int) -> None:
+    os.environ |= dict(zip(distributed.NEEDED, map(str, (number, count, number, "127.0.0.1", port)), strict=True))
+
+
+def numbers_of(run: Run) -> list[dict[str, Any]]:
+    """All that was logged but for the time it took."""
+    clock = ("elapsed", "iterations_per_second")
+    return [{name: value for name, value in line.items() if name not in clock} for line in run.evaluations()]
+
+
+def assert_same(several: Path, one: Path) -> None:
+    """The losses, the gradients and the metrics of two runs are the same to 1e-5."""
+    ours, theirs = Run.open(several), Run.open(one)
+    assert len(theirs.evaluations()) > 1
+    assert_close(numbers_of(ours), numbers_of(theirs))
+    results = ours.result(), theirs.result()
+    assert None not in results
+    mine, other = (vars(result) for result in results)
+    for name in ("status", "iterations", "best_at", "metrics", "valid"):
+        assert_close(mine[name], other[name])
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_close(found[name], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    else:
+        assert found == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_make_the_run_of_one(processes: int, tmp_path: Path) -> None:
+    lives = together(tmp_path, processes, words(tmp_path / "several"))
+    assert cli.main(words(tmp_path / "one")) == 0
+    assert [life.end() for life in lives] == [0] * processes, [life.told for life in lives]
+    assert_same(tmp_path / "several", tmp_path / "one")
+    result = Run.open(tmp_path / "several").result()
+    assert result is not None
+    assert result.device.endswith(f", {processes} processes")
+    assert "Finished all 20 iterations." in lives[0].told
+    assert not any(life.told for life in lives[1:]), "one of them speaks"
+    assert sorted(path.name.partition(".")[0] for path in (tmp_path / "several").iterdir()) == [
+        *("best", "checkpoint", "config", "events", "metrics", "result")
+    ]
+
+
+def test_one_that_cannot_begin_ends_all(tmp_path: Path) -> None:
+    (tmp_path / "several").write_text("")
+    lives = together(tmp_path, 2, words(tmp_path / "several"))
+    assert [life.end() for life in lives] == [2, 2]
+    assert lives[0].told[0].startswith("sab: --out ")
+    assert lives[1].told == ["sab: the first process must be able to begin; it tells why it is not."]
+
+
+# In one process
+
+
+def test_alone_nothing_is_changed() -> None:
+    inputs, targets = torch.arange(6).view(2, 3), torch.arange(3)
+    same, also, fraction = distributed.part_of(inputs, targets)
+    assert same is inputs
+    assert also is targets
+    assert fraction == 1
+    assert distributed.add_up([], loss := torch.tensor(2.0)) is loss
+    assert (distributed.any_of(True), distributed.any_of(False)) == (True, False)
+    assert list(distributed.take_turns("abc")) == ["a", "b", "c"]
+    assert distributed.gathered([1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize("size", [4, 5, 7])
+def test_slices_are_a_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, targets = torch.arange(2 * size).view(2, size), torch.arange(size)
+    parts = []
+    for number in range(4):
+        monkeypatch.setattr(distributed, "count", lambda: 4)
+        monkeypatch.setattr(distributed, "number", lambda number=number: number)
+        parts.append(distributed.part_of(inputs, targets))
+    assert torch.equal(torch.cat([part for part, _, _ in parts], dim=1), inputs)
+    assert torch.equal(torch.cat([part for _, part, _ in parts]), targets)
+    assert sum(fraction for _, _, fraction in parts) == pytest.approx(1)
+    assert all(part.shape[1] > 0 for part, _, _ in parts)
+
+
+@pytest.fixture
+def started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(distributed.NEEDED, ("0", "4", "0", "localhost", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("started_by_torchrun")
+def test_mistakes(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Mistake, match=r"^seeds must not be given where several processes make a run"):
+        train_seeds(config.task, config.model, config.training, [0, 1], tmp_path / "out")
+    assert cli.main(words(tmp_path / "out", batch_size=3)) == 2
+    told = capsys.readouterr().err
+    assert told == "sab: --batch-size must be at least 4, the number of processes; got 3.\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_restart_that_left_nothing_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(distributed.RESTARTS, "1")
+    assert cli.main(words(tmp_path / "out")) == 0
+    assert cli.main(words(tmp_path / "out", iterations=30)) == 0
+    assert "iterations 20 to 30" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["iterations"] == 30
