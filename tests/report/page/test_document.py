@@ -12,6 +12,7 @@ import pytest
 from sab.errors import ValueMistake
 from sab.report.page import document, elements
 from sab.report.page.material import Material, gather
+from sab.tasks import Copying
 from sab.training import Run
 from tests.report import made_up
 from tests.report.page.test_elements import Tags
@@ -104,7 +105,7 @@ def test_a_run_without_weights_is_told(trained: Run, tmp_path: Path) -> None:
 
 def test_more_models_than_can_be_traced_are_told(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "MOST_EXPLORERS", 1)
-    other = Run(trained.path, replace(trained.config, task=replace(trained.config.task, encoding="scalar")))
+    other = Run(trained.path, replace(trained.config, task=Copying(length=4)))
     made = document.parts(Material(runs={"a": trained, "b": other}), [])
     assert "1 more model not traced" in made.main()
 

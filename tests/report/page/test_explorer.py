@@ -36,7 +36,7 @@ def test_a_run_is_told_as_it_is_traced(trained: Run) -> None:
         assert [share for share, _ in credit["paths"]] == pytest.approx(shares, rel=0.01)
         assert credit["paths"][0][1] == [[skip.step, skip.kept_at] for skip in traced.paths[0].skips]
         read = dict(zip(traced.kept_at[step - 1].tolist(), traced.weights[step - 1].tolist(), strict=True))
-        assert dict(moment.reads[step]) == pytest.approx(read, rel=0.01)  # pyright: ignore[reportArgumentType]
+        assert {int(at): weight for at, weight in moment.reads[step]} == pytest.approx(read, rel=0.01)
     weights = mean_attention(model, trained.config.task, trained.config.training, "valid")[-1]
     assert torch.tensor([[one or 0.0 for one in row] for row in moment.attention]) == pytest.approx(
         weights.nan_to_num().numpy(), abs=6e-4

@@ -3,7 +3,7 @@ from __future__ import annotations
 from statistics import median
 
 from sab.report.page.plots import Curve, band, curves
-from sab.tasks import Adding, Copying
+from sab.tasks import PTB, Adding, Copying
 
 SEEDS = [Curve([10, 20], [0.1, 0.5]), Curve([10, 20, 30], [0.3, None, 0.9]), Curve([20], [0.7])]
 
@@ -33,6 +33,7 @@ def test_curves_have_a_band_where_there_are_seeds() -> None:
 def test_an_error_has_a_logarithmic_axis() -> None:
     drawn = curves({"one": SEEDS[:1]}, Adding.headline, "caption", {"type": "log"})
     assert drawn.figure["layout"]["yaxis"]["type"] == drawn.figure["layout"]["xaxis"]["type"] == "log"
+    assert "type" not in curves({"one": SEEDS[:1]}, PTB.headline, "caption").figure["layout"]["yaxis"]
 
 
 def test_many_lines_can_be_told_apart() -> None:

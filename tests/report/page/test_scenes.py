@@ -38,8 +38,9 @@ def test_adding() -> None:
     task = Adding(length=10)
     inputs, targets = task.batch(0, 0, 2, "valid")
     scene = scene_of(task, inputs, targets)
-    assert scene.values == inputs[:, 0, 0].tolist()
-    assert sum(scene.values[step - 1] for step in scene.marked) == pytest.approx(targets[0].item())
+    values = inputs[:, 0, 0].tolist()
+    assert scene.values == values
+    assert sum(values[step - 1] for step in scene.marked) == pytest.approx(targets[0].item())
     assert scene.right == {10: f"{targets[0]:.2f}"}
     assert said(task, torch.full((10, 1), 1.234)) == {10: "1.23"}
 

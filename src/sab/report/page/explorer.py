@@ -233,10 +233,10 @@ def spec(explorer: Explorer) -> dict[str, Any]:
 
 
 def _start(explorer: Explorer) -> int:
-    """The step to begin with: of those whose answer counts the one that reads with the largest weight."""
+    """The step to begin with: of those whose answer counts the one that looks back farthest."""
     last = explorer.moments[-1]
     steps = list(last.credit) or [step for step in explorer.scene.right if step in last.reads] or [explorer.scene.steps]
-    return max(steps, key=lambda step: last.reads.get(step, [[0, 0.0]])[0][1])
+    return max(steps, key=lambda step: sum(weight * (step - at) for at, weight in last.reads.get(step, [])))
 
 
 def _timeline(scene: Scene, has_credit: bool) -> Figure:
@@ -245,7 +245,7 @@ def _timeline(scene: Scene, has_credit: bool) -> Figure:
     end = positions[-1] + scene.widths[-1] / 2
     rows = {"y": (0.62, 1.0), "y2": (0.5, 0.61), "y3": (0.25, 0.45), "y4": (0.0, 0.19)}
     rows = rows if has_credit else {"y": (0.3, 1.0), "y2": (0.03, 0.28)}
-    layout: Figure = {"showlegend": False, "hovermode": "x", "hoverdistance": -1, "bargap": 0, "barmode": "overlay"}
+    layout: Figure = {"showlegend": False, "hovermode": "x", "hoverdistance": -1}
     layout |= {"margin": {"l": 16, "r": 16, "t": 28, "b": 36}, "dragmode": False}
     layout["xaxis"] = {"range": [0, end], "anchor": "free", "position": 0, "showgrid": False, "zeroline": False}
     layout["xaxis"] |= {**ticks(scene), "fixedrange": True, "showspikes": False}
@@ -267,8 +267,15 @@ def _timeline(scene: Scene, has_credit: bool) -> Figure:
     data = [{**invisible, "yaxis": name} for name in rows]
     data += _sequence(scene)
     answers = {"mode": "text", "yaxis": "y2", "x": [positions[step - 1] for step in scene.right], "hoverinfo": "skip"}
-    answers |= {"y": [0.15] * len(scene.right), "text": [label(one) for one in scene.right.values()], "name": "answers"}
+    answers |= {
+        "y": [0.15] * len(scene.right),
+        "cliponaxis": False,
+        "text": [label(one) for one in scene.right.values()],
+        "name": "answers",
+    }
     data.append({**answers, "textfont": {"family": "@mono", "size": 16, "color": "@muted"}})
+    if has_credit or scene.marked:
+        layout |= {"bargap": 0, "barmode": "overlay"}
     if has_credit:
         layout["yaxis4"] |= {"range": None, "autorange": True, "rangemode": "tozero"}
         bars = {"type": "bar", "yaxis": "y4", "x": [], "y": [], "hoverinfo": "skip", "opacity": 0.85}

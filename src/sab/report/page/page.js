@@ -192,8 +192,8 @@ function explore() {
   byId("about").textContent = about;
   Object.assign(byId("step"), { max: seen.length, value: chosen.step });
   Object.assign(byId("moment"), { max: moments.length - 1, value: chosen.moment });
-  byId("moment").closest("label").hidden = moments.length < 2;
-  byId("model").closest("label").hidden = data.explorers.length < 2;
+  byId("moment").closest("div").hidden = moments.length < 2;
+  byId("model").closest("div").hidden = data.explorers.length < 2;
   byId("step-told").textContent = `${chosen.step} of ${seen.length}`;
   byId("moment-told").textContent = moment().told;
   const told = tell();

@@ -16,7 +16,7 @@ COLOURS = [f"@{place}" for place in range(1, 7)]
 """The page's colours for lines, which people with any kind of colour vision can tell apart."""
 FAINT = "~"
 """Ends the name of a colour that lets what is behind it be seen."""
-LOGARITHMIC = {"type": "log", "exponentformat": "power", "dtick": "D2"}
+LOGARITHMIC = {"type": "log", "exponentformat": "power"}
 DASHES = ("solid", "dash", "dot")
 
 
@@ -33,10 +33,10 @@ def axis(title: str, **options: Any) -> dict[str, Any]:
 
 
 def value_axis(headline: Headline) -> dict[str, Any]:
-    """The axis of a task's metric: a logarithmic one where it is an error."""
+    """The axis of a task's metric: a logarithmic one where it is shown by its leading digits, as errors are."""
     if headline.spec.endswith("%"):
         return axis(headline.label, tickformat=".0%", range=[-0.02, 1.03])
-    return axis(headline.label, **LOGARITHMIC)
+    return axis(headline.label, **(LOGARITHMIC if headline.spec.endswith("g") else {}))
 
 
 # Learning curves
