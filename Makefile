@@ -18,6 +18,8 @@ demo: $(READY)
 	$(BIN)/sab demo --out demo
 
 test: $(READY)
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+		echo 'Chromium is not installed: the tests of the report page in a browser are skipped.'
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
 
 lint: $(READY)
