@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/sab demo --out demo
 
 test: $(READY)
-	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	@[ -n "$$(which chromium chromium-browser google-chrome)" ] || \
 		echo 'Chromium is not installed: the tests of the report page in a browser are skipped.'
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
 
