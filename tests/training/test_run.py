@@ -189,12 +189,12 @@ def test_files_of_another_kind_are_told_in_plain_words(
 def test_files_of_older_versions_are_read_with_the_defaults(tmp_path: Path, run_training: Train) -> None:
     out = tmp_path / "run"
     result = run_training(out)
-    newest = max((out / "checkpoint").iterdir())
+    newest, newer = max((out / "checkpoint").iterdir()), ["on_nan", "checkpoint_minutes"]
     for path, below, names in (
-        (out / "config.json", ["training"], ["patience", "keep"]),
+        (out / "config.json", ["training"], [*newer, "patience", "keep"]),
         (out / "result.json", [], ["valid", "best_at"]),
-        (newest / "state.json", ["config", "training"], ["patience", "keep"]),
-        (newest / "state.json", ["state"], ["best", "best_at", "since_best"]),
+        (newest / "state.json", ["config", "training"], [*newer, "patience", "keep"]),
+        (newest / "state.json", ["state"], ["best", "best_at", "since_best", "skipped", "rollbacks", "lr_factor"]),
         (newest / "state.json", [], ["digest"]),
     ):
         contents = json.loads(path.read_text())
