@@ -72,12 +72,12 @@ def every_entry(outputs: Tensor) -> Tensor:
     return weighted_sum([outputs])
 
 
-def check_sums(trace: sab.Trace) -> None:
+def check_sums(trace: sab.Trace, tolerance: float = 1e-10) -> None:
     """The paths and the rest are what came over skips."""
     skip = trace.rest.clone()
     for path in trace.paths:
         skip[path.skips[-1].kept_at - 1] += path.gradient
-    assert_close(skip, trace.skip, "paths and rest")
+    assert_close(skip, trace.skip, "paths and rest", tolerance)
     norms = [path.norm for path in trace.paths]
     assert norms == sorted(norms, reverse=True)
     everything = sum(norms) + trace.rest.norm(dim=-1).sum().item()
@@ -113,7 +113,7 @@ def test_parts_add_up_to_autograds_gradient(
     check_sums(trace)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(case=cases(ragged=False, bidirectional=False))
 def test_any_configuration(case: Case) -> None:
     layer, x = case.layer(), case.x()
@@ -210,6 +210,19 @@ def test_selections_are_those_of_the_run(backend: str) -> None:
     assert torch.equal(trace.numbers, attention.numbers[1])
     torch.testing.assert_close(trace.weights, attention.weights[1])
     assert torch.equal(trace.kept_at, torch.where(trace.numbers < 0, 0, (trace.numbers + 1) * 3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu() -> None:
+    layer = randomize(sab.SABLSTM(3, 16, k_top=4, k_trunc=5)).cuda()
+    x = torch.randn(40, 2, 3, device="cuda")
+    assert layer.backend_for(x) == "triton"
+    _, _, attention = layer(x, return_attention=True)
+    trace = sab.trace(layer, x, row=1)
+    assert torch.equal(trace.numbers, attention.numbers[:, 1].cpu())
+    torch.testing.assert_close(trace.weights, attention.weights[:, 1].cpu(), rtol=1e-2, atol=1e-2)
+    assert trace.skip.any()
+    check_sums(trace, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])

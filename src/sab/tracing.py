@@ -134,8 +134,7 @@ def trace(
         else:
             value = _target_value(target, outputs, target_step, target_unit)
         arriving = call.gradients(value, row)
-        with torch.no_grad():
-            replays = _replays(call, row)
+        replays = _replays(call, row)
         for index in reversed(range(layer + 1, layers)):
             above = backtrack(replays[index], arriving[index], None, 0).x
             arriving[index - 1] = arriving[index - 1]._replace(h=arriving[index - 1].h + above)
@@ -326,12 +325,8 @@ def _replays(call: _Call, row: int) -> list[Replay]:
 
 
 def _trace_of(run: Replay, direct: Tensor, found: Backtracked, value: float, target_step: int | None) -> Trace:
-    norms = [gradient.norm().item() for _, gradient in found.paths]
-    everything = sum(norms) + found.rest.norm(dim=-1).sum().item()
-    paths = tuple(
-        Path(skips, gradient.cpu(), norm, norm / everything)
-        for (skips, gradient), norm in zip(found.paths, norms, strict=True)
-    )
+    everything = sum(path.norm for path in found.paths) + found.rest.norm(dim=-1).sum().item()
+    paths = tuple(Path(skips, gradient.cpu(), norm, norm / everything) for skips, gradient, norm in found.paths)
     told = (run.numbers, run.weights, direct, found.chain, found.skip, found.rest)
     config = run.layer.config
     numbers, weights, direct, chain, skip, rest = (tensor.cpu() for tensor in told)

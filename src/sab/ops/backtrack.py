@@ -7,7 +7,6 @@ gradients, one for each path that is followed, go through a step together, as th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,13 +73,22 @@ class Arriving(NamedTuple):
     """At the summaries, [T, n]."""
 
 
+class Ended(NamedTuple):
+    """A path at its end."""
+
+    skips: Skips
+    gradient: Tensor
+    """What it brings there, [n]."""
+    norm: float
+
+
 class Backtracked(NamedTuple):
     """How a gradient came back to the hidden states, [T, n] each, and on to the inputs."""
 
     chain: Tensor
     skip: Tensor
-    paths: list[tuple[Skips, Tensor]]
-    """The largest paths and the gradients that they bring to where they end."""
+    paths: list[Ended]
+    """The largest paths, largest first."""
     rest: Tensor
     """What the other paths bring."""
     x: Tensor
@@ -99,34 +107,33 @@ _APART = 2
 """Rows of a bundle before those of its paths."""
 
 
+@torch.no_grad()
 def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
     """Run x [T, input_size] with the selections that were made, `numbers` [T, k]."""
-    config = layer.config
-    start = fresh_state(x.unsqueeze(1), layer.weights, CELLS[layer.cell].has_c)
-    h, c, reads, slots = [start.h], [start.c], [], []
+    config, has_c = layer.config, CELLS[layer.cell].has_c
+    start = fresh_state(x.unsqueeze(1), layer.weights, has_c)
+    h = start.h.new_zeros(len(x) + 1, start.h.shape[-1])
+    c = torch.zeros_like(h) if has_c else None
     # With these a step's result depends on more than the microstates that it selected.
     sees_all = config.forward == "dense" or callable(config.scorer)
-    for t, (x_t, selected) in enumerate(zip(x, numbers.tolist(), strict=True)):
+    reads: list[Attention] = []
+    slots: list[list[int]] = []
+    for t, selected in enumerate(numbers.tolist()):
         kept = range(t // config.k_att if config.k_top > 0 else 0)
         slots.append(list(kept) if sees_all else [number for number in selected if number >= 0])
-        microstates = _microstates(torch.cat(h), slots[t], config).unsqueeze(0)
-        h_t, c_t, read = _step(layer, t, x_t.unsqueeze(0), h[-1], c[-1], microstates, slots[t])
-        h.append(h_t)
-        c.append(c_t)
+        now = slice(t, t + 1)
+        microstates = _microstates(h, slots[t], config).unsqueeze(0)
+        h_t, c_t, read = _step(layer, t, x[now], h[now], None if c is None else c[now], microstates, slots[t])
+        h[t + 1] = h_t
+        if c is not None and c_t is not None:
+            c[t + 1] = c_t
         reads.append(read)
-    return Replay(
-        layer,
-        x,
-        torch.cat(h),
-        torch.cat([one for one in c if one is not None]) if start.c is not None else None,
-        slots,
-        torch.cat([read.numbers for read in reads]),
-        torch.cat([read.weights for read in reads]),
-    )
+    selected_then = (torch.cat([read.numbers for read in reads]), torch.cat([read.weights for read in reads]))
+    return Replay(layer, x, h, c, slots, *selected_then)
 
 
 def _microstates(h: Tensor, slots: Sequence[int], config: SABConfig) -> Tensor:
-    """The microstates of these numbers, [slots, n], of hidden states with the initial one."""
+    """The microstates of these numbers, [slots, n], of the hidden states before the first step and after each."""
     return h[[_kept_at(number, config) for number in slots]]
 
 
@@ -153,17 +160,18 @@ def backtrack(run: Replay, arriving: Arriving, max_hops: int | None, max_paths: 
     """Follow a gradient back through all steps, and tell apart up to `max_paths` paths of up to `max_hops` skips."""
     n, size = run.h.shape[-1], run.h.shape[-1] * (1 if run.c is None else 2)
     chain, skip, rest, x = (torch.zeros_like(like) for like in (run.h[1:], run.h[1:], run.h[1:], run.x))
-    ended: list[tuple[Skips, Tensor]] = []
-    landing: dict[int, _Bundle] = defaultdict(lambda: _Bundle([], run.h.new_zeros(_APART, size)))
-    front = _Bundle([], run.h.new_zeros(_APART, size))
+    ended: list[Ended] = []
+    nothing = _Bundle([], run.h.new_zeros(_APART, size))
+    landing: dict[int, _Bundle] = {}
+    front = _Bundle([], nothing.gradients.clone())
     if arriving.c is not None:
         front.gradients[0, n:] = arriving.c
     for t in reversed(range(len(run.x))):
-        landed = landing[t + 1]
+        landed = landing.pop(t + 1, nothing)
         chain[t] = front.gradients[:, :n].sum(0)
         skip[t] = landed.gradients[:, :n].sum(0)
         rest[t] = landed.gradients[1, :n]
-        ended += zip(landed.paths, landed.gradients[_APART:, :n], strict=True)
+        ended = _list_largest([*ended, *_ended(landed, n)], rest, max_paths)
         front = _largest(_joined(front, landed), max_paths)
         front.gradients[0, :n] += arriving.h[t]
 
@@ -172,12 +180,22 @@ def backtrack(run: Replay, arriving: Arriving, max_hops: int | None, max_paths: 
         for place, number in enumerate(run.slots[t]):
             hop = Skip(t + 1, _kept_at(number, run.layer.config))
             brought = _over(hop, front.paths, skipped[:, place], max_hops, size)
-            landing[hop.kept_at] = _largest(_joined(landing[hop.kept_at], brought), max_paths)
+            landing[hop.kept_at] = _largest(_joined(landing.get(hop.kept_at, nothing), brought), max_paths)
         front = _Bundle(front.paths, state)
-    ended.sort(key=lambda path: path[1].norm().item(), reverse=True)
-    for skips, gradient in ended[max_paths:]:
-        rest[skips[-1].kept_at - 1] += gradient
-    return Backtracked(chain, skip, ended[:max_paths], rest, x)
+    return Backtracked(chain, skip, ended, rest, x)
+
+
+def _ended(landed: _Bundle, n: int) -> list[Ended]:
+    gradients = landed.gradients[_APART:, :n]
+    return [Ended(*one) for one in zip(landed.paths, gradients.clone(), gradients.norm(dim=-1).tolist(), strict=True)]
+
+
+def _list_largest(ended: list[Ended], rest: Tensor, count: int) -> list[Ended]:
+    """The `count` largest paths, largest first; what smaller ones bring is added to the rest where they end."""
+    ordered = sorted(ended, key=lambda path: path.norm, reverse=True)
+    for path in ordered[count:]:
+        rest[path.skips[-1].kept_at - 1] += path.gradient
+    return ordered[:count]
 
 
 def _through(run: Replay, t: int, gradients: Tensor, arriving: Arriving) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,6 +24,8 @@ HOPS = (SKIP, COLOURS[1], COLOURS[2])
 ORDINALS = ("1st skip", "2nd skip", "later skips")
 WIDEST, THINNEST = 4.0, 0.3
 """Width of a line in points: of the largest share that is drawn, and of the smallest."""
+MANY = 150
+"""From so many steps on a bar is as wide as its edge, and would else be hard to see."""
 
 
 def attention(trace: Trace, ax: Axes | None = None) -> Figure:
@@ -99,9 +101,9 @@ def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
     axes.plot(ends, [0.0] * len(ends), linestyle="none", marker="o", markersize=3.5, color="0.15", zorder=3)
     if trace.target_step is not None:
         axes.plot([trace.target_step], [0.0], linestyle="none", marker="*", markersize=11, color="0.15", zorder=3)
-    axes.set(xlim=(0, steps + 1), ylim=(-0.06, 1.06), yticks=[], ylabel="paths over skips")
+    _use_steps(axes, steps)
+    axes.set(ylim=(-0.06, 1.06), yticks=[], ylabel="paths over skips")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
 
 
 def _arc(hop: Skip, steps: int) -> NDArray[Any]:
@@ -110,6 +112,13 @@ def _arc(hop: Skip, steps: int) -> NDArray[Any]:
     middle, half = (hop.step + hop.kept_at) / 2, (hop.step - hop.kept_at) / 2
     height = (2 * half / max(steps - 1, 1)) ** 0.7
     return numpy.column_stack([middle + half * numpy.cos(angle), height * numpy.sin(angle)])
+
+
+def _use_steps(axes: Axes, steps: int) -> None:
+    """An axis of all steps, with some room on both sides."""
+    room = max(1.0, 0.012 * steps)
+    axes.set_xlim(1 - room, steps + room)
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
 
 
 def _time_label(trace: Trace) -> str:
@@ -151,9 +160,12 @@ def _draw_credit(axes: Axes, trace: Trace) -> None:
         "direct": (credit.direct, DIRECT),
     }
     for place, (name, (norms, colour)) in enumerate(ways.items()):
-        axes.bar(steps + 0.3 * (place - 1), norms.numpy(), 0.3, color=colour, label=name, linewidth=0)
+        edge = 0.0 if len(steps) <= MANY else 0.8
+        axes.bar(
+            steps + 0.3 * (place - 1), norms.numpy(), 0.3, color=colour, label=name, edgecolor=colour, linewidth=edge
+        )
     plain(axes)
     axes.grid(visible=False, axis="x")
-    axes.set(xlabel=_time_label(trace), ylabel="gradient norm at\nthe hidden state", xlim=(0, len(steps) + 1))
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
+    axes.set(xlabel=_time_label(trace), ylabel="gradient norm at\nthe hidden state")
+    _use_steps(axes, len(steps))
     axes.axhline(0.0, color=GREY, linewidth=0.8)
