@@ -14,8 +14,10 @@ import torch
 
 from sab import cli
 from sab.errors import Mistake
-from sab.training import Run, distributed, train_seeds
+from sab.tasks import Copying
+from sab.training import Run, TrainConfig, distributed, train_seeds, trainer
 from sab.training.run import RunConfig
+from sab.training.updates import DeviceUpdates
 from tests.faults.lives import Life
 
 OPTIONS = {"length": 4, "hidden-size": 6, "k-top": 2, "k-trunc": 4, "batch-size": 7, "threads": 1, "keep": "best"}
@@ -28,17 +30,32 @@ def words(out: Path, **options: Any) -> list[str]:
     return ["train", "copying", *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 
 
-def together(folder: Path, count: int, arguments: list[str]) -> list[Life]:
+def together(folder: Path, count: int, arguments: list[str], as_on_a_gpu: bool = False) -> list[Life]:
     """The processes that make a run, started without torchrun."""
+    port = free_port()
+    ways = [partial(be_one_of, number, count, port, as_on_a_gpu) for number in range(count)]
+    return [Life(arguments, folder / f"told{number}", way) for number, way in enumerate(ways)]
+
+
+def free_port() -> int:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    return [
-        Life(arguments, folder / f"told{number}", partial(be_one_of, number, count, port)) for number in range(count)
-    ]
+        return unused.getsockname()[1]
 
 
-def be_one_of(number: int, count: int, port: int) -> None:
+def adam_of_a_gpu(config: TrainConfig, model: torch.nn.Module, device: torch.device) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=torch.tensor(config.lr), fused=True, capturable=True)
+
+
+def updates_of_a_gpu(self: trainer.Trainer) -> DeviceUpdates:
+    return DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, None)
+
+
+def be_one_of(number: int, count: int, port: int, as_on_a_gpu: bool) -> None:
+    """Makes this process one of several; its updates are those of a GPU, at which nobody looks at once, or not."""
+    if as_on_a_gpu:
+        trainer.build_optimizer = adam_of_a_gpu
+        trainer.Trainer._build_updates = updates_of_a_gpu
     os.environ |= dict(zip(distributed.NEEDED, map(str, (number, count, number, "127.0.0.1", port)), strict=True))
 
 
@@ -73,9 +90,9 @@ def assert_close(found: Any, expected: Any) -> None:
         assert found == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_several_processes_make_the_run_of_one(processes: int, tmp_path: Path) -> None:
-    lives = together(tmp_path, processes, words(tmp_path / "several"))
+@pytest.mark.parametrize(("processes", "as_on_a_gpu"), [(2, False), (4, False), (2, True)])
+def test_several_processes_make_the_run_of_one(processes: int, as_on_a_gpu: bool, tmp_path: Path) -> None:
+    lives = together(tmp_path, processes, words(tmp_path / "several"), as_on_a_gpu)
     assert cli.main(words(tmp_path / "one")) == 0
     assert [life.end() for life in lives] == [0] * processes, [life.told for life in lives]
     assert_same(tmp_path / "several", tmp_path / "one")
@@ -87,6 +104,30 @@ def test_several_processes_make_the_run_of_one(processes: int, tmp_path: Path) -
     assert sorted(path.name.partition(".")[0] for path in (tmp_path / "several").iterdir()) == [
         *("best", "checkpoint", "config", "events", "metrics", "result")
     ]
+
+
+def spoil_a_loss(number: int, count: int, port: int) -> None:
+    """The last process's eighth loss is not a number, once."""
+    be_one_of(number, count, port, as_on_a_gpu=True)
+    loss, calls = Copying.loss, 0
+
+    def spoilt(self: Copying, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return loss(self, outputs, targets) * (float("nan") if calls == 8 else 1.0)
+
+    if number == count - 1:
+        Copying.loss = spoilt
+
+
+def test_trouble_of_one_is_trouble_of_all_and_all_go_back(tmp_path: Path) -> None:
+    port = free_port()
+    ways = [partial(spoil_a_loss, number, 2, port) for number in range(2)]
+    arguments = words(tmp_path / "several", eval_every=20)
+    lives = [Life(arguments, tmp_path / f"told{number}", way) for number, way in enumerate(ways)]
+    assert [life.end() for life in lives] == [0, 0], [life.told for life in lives]
+    (line,) = Run.open(tmp_path / "several").evaluations()
+    assert (line["step"], line["rollbacks"]) == (20, 1)
 
 
 def test_one_that_cannot_begin_ends_all(tmp_path: Path) -> None:
