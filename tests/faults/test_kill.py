@@ -48,12 +48,12 @@ class Killer:
         """Waits for the start of one of the next checkpoints, and then for a part of the time that it takes."""
         for _ in range(self._random.randint(1, 4)):
             while not _halves(out) - left and not life.is_over:
-                pass
+                time.sleep(1e-4)
             time.sleep(self._random.uniform(0.0, 0.01))
             if self._random.random() < 0.5:
                 return
             while _halves(out) - left and not life.is_over:
-                pass
+                time.sleep(1e-4)
 
 
 def _halves(out: Path) -> set[Half]:

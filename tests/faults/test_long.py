@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ class Watch:
         """Looks again and again until the run has ended."""
         lines: list[dict[str, object]] = []
         while not self._life.is_over:
+            time.sleep(1e-3)
             if not (self._out / "metrics.jsonl").exists():
                 continue
             found = Run.open(self._out).evaluations()
