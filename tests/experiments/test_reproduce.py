@@ -141,15 +141,17 @@ def test_one_seed_comes_after_the_other(rows: list[Row]) -> None:
     assert [record["row"] for record in outcome.recorded[:3]] == [row.id for row in rows[:3]], "the shortest first"
 
 
-class PressCtrlC(progress.RunProgress):
-    def iteration(self, step: int, loss: float) -> None:
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_and_the_next_call_goes_on(
+    rows: list[Row], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    class Send(progress.RunProgress):
+        def iteration(self, step: int, loss: float) -> None:
+            if step == 3:
+                signal.raise_signal(number)
 
-
-def test_ctrl_c_stops_all_and_the_next_call_goes_on(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "RunProgress", PressCtrlC)
+        patch.setattr(progress, "RunProgress", Send)
         outcome = call(rows[:2], seeds=[0], together=2)
     assert outcome.was_interrupted
     assert (outcome.recorded, len(outcome.left)) == ([], 2)
