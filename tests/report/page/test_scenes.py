@@ -31,7 +31,7 @@ def test_quiet_steps_have_little_room() -> None:
     named = ticks(scene)
     assert {"1", "2,020"} <= set(named["ticktext"])
     gaps = [after - before for before, after in zip(named["tickvals"], named["tickvals"][1:], strict=False)]
-    assert min(gaps) >= sum(widths) / 16
+    assert min(gaps) >= sum(widths) / 11
 
 
 def test_adding() -> None:

@@ -251,7 +251,7 @@ def _add_tables(made: Parts, material: Material) -> None:
         }
         if curves:
             caption = f"{title}: validation data, median and range of the seeds"
-            drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, {"type": "log"})
+            drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, {"type": "log", "dtick": "D2"})
             body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
         body.append(elements.table(*cells, f"Table: {title}"))
         body += [elements.paragraph(STALE_TOLD)] if any_is_stale(rows, by_row) else []

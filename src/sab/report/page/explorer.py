@@ -248,7 +248,7 @@ def _timeline(scene: Scene, has_credit: bool) -> Figure:
     layout: Figure = {"showlegend": False, "hovermode": "x", "hoverdistance": -1}
     layout |= {"margin": {"l": 16, "r": 16, "t": 28, "b": 36}, "dragmode": False}
     layout["xaxis"] = {"range": [0, end], "anchor": "free", "position": 0, "showgrid": False, "zeroline": False}
-    layout["xaxis"] |= {**ticks(scene), "fixedrange": True, "showspikes": False}
+    layout["xaxis"] |= {**ticks(scene), "tickangle": 0, "fixedrange": True}
     for name, domain in rows.items():
         layout[f"yaxis{name[1:]}"] = {"domain": domain, "range": [0, 1], "visible": False, "fixedrange": True}
     told = {

@@ -44,6 +44,8 @@ function draw(place, figure) {
     hoverlabel: { bgcolor: getComputedStyle(document.body).backgroundColor, font: { color: found["@ink"] } },
   };
   const { data: traces, layout } = themed(figure, found);
+  const named = traces.filter(({ name, showlegend }) => name && showlegend !== false).length;
+  if (layout.showlegend !== false && place.clientWidth < 600) place.style.height = `${16 + 2.6 * Math.max(named, 2)}rem`; // a name a line
   return Plotly.react(place, traces, { ...layout, template: { layout: base } }, CONFIG);
 }
 

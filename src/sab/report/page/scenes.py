@@ -18,6 +18,8 @@ NOTHING = "·"
 NARROWEST = 0.04
 """Of an ordinary step's width, that of one at which nothing happens in a long sequence."""
 
+MOST_TICKS = 11
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -114,7 +116,7 @@ def ticks(scene: Scene) -> dict[str, Any]:
     positions, steps = scene.positions, scene.steps
     edges = [step for step in range(2, steps) if (step in scene.quiet) != (step + 1 in scene.quiet)]
     round_ones = [step for every in (100, 50, 20, 10, 5) for step in range(every, steps, every)]
-    room = (positions[-1] + scene.widths[-1] / 2) / 16
+    room = (positions[-1] + scene.widths[-1] / 2) / MOST_TICKS
     chosen: list[int] = []
     for step in (steps, 1, *scene.marked, *edges, *round_ones):
         if all(abs(positions[step - 1] - positions[other - 1]) >= room for other in chosen):
