@@ -21,12 +21,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from types import FrameType
 from typing import Any
 
+COMMANDS = "command lines"
 INPUTS, COMMAND_LINES = 50_000, 5_000
 LONGEST = 60
 """Seconds after which an input has taken too long."""
@@ -60,15 +61,21 @@ class Tally:
     memory: float = 0.0
     """MiB of the process's peak beyond what it had before the first input."""
 
+    def with_part(self, part: Tally) -> Tally:
+        """What came of these inputs and of some more."""
+        sums = {name: getattr(self, name) + getattr(part, name) for name in ("inputs", "accepted", "mistakes", "bugs")}
+        most = {name: max(getattr(self, name), getattr(part, name)) for name in ("slowest", "memory")}
+        return replace(self, **sums, **most, seconds=self.seconds + part.seconds)
 
-def fuzz(target: str, attempt: Callable[[Random], Any], inputs: int, seed: int = 0) -> Tally:
-    """Tries many inputs, each from random numbers of its own; an attempt tells by `Mistake` that it refuses one."""
+
+def fuzz(target: str, attempt: Callable[[Random], Any], inputs: range, seed: int = 0) -> Tally:
+    """Tries the inputs of these numbers, each from random numbers of its own; `Mistake` tells that one is refused."""
     from sab.data.formats import Unreadable
     from sab.errors import Mistake
 
     tally = Tally(target, seed)
     before, started = _peak(), time.perf_counter()
-    for number in range(inputs):
+    for number in inputs:
         begun = time.perf_counter()
         try:
             with _alarm():
@@ -91,7 +98,7 @@ def fuzz(target: str, attempt: Callable[[Random], Any], inputs: int, seed: int =
     return tally
 
 
-def fuzz_files(target: str, inputs: int, seed: int = 0) -> Tally:
+def fuzz_files(target: str, inputs: range, seed: int = 0) -> Tally:
     """Has a kind of file read again and again, damaged each time in another way."""
     from tests.faults.fuzz_files import TARGETS
     from tests.faults.fuzz_watch import watching
@@ -104,7 +111,7 @@ def fuzz_files(target: str, inputs: int, seed: int = 0) -> Tally:
             return fuzz(target, attempt, inputs, seed)
 
 
-def fuzz_commands(inputs: int, seed: int = 0) -> Tally:
+def fuzz_commands(inputs: range, seed: int = 0) -> Tally:
     """Gives random command lines to `sab`."""
     from tests.faults.fuzz_commands import command_lines
     from tests.faults.fuzz_watch import watching
@@ -112,10 +119,10 @@ def fuzz_commands(inputs: int, seed: int = 0) -> Tally:
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as name, _in_folder(Path(name)):
         attempt = command_lines(Path(name))
         with watching(Path(name), also=("subprocess.Popen", "socket.bind")):  # git tells the commit, Ray looks for IPv6
-            return fuzz("command lines", attempt, inputs, seed)
+            return fuzz(COMMANDS, attempt, inputs, seed)
 
 
-def _alone(target: str, inputs: int, seed: int) -> Tally:
+def _alone(target: str, inputs: range, seed: int) -> Tally:
     """The same in a process of its own."""
     import torch
 
@@ -125,7 +132,7 @@ def _alone(target: str, inputs: int, seed: int) -> Tally:
     logging.disable(logging.WARNING)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MOST_MEMORY, size + MOST_MEMORY))
-    return fuzz_commands(inputs, seed) if target == "command lines" else fuzz_files(target, inputs, seed)
+    return fuzz_commands(inputs, seed) if target == COMMANDS else fuzz_files(target, inputs, seed)
 
 
 @contextmanager
@@ -157,12 +164,25 @@ def _peak() -> int:
 
 
 def campaign(targets: list[str], inputs: int, lines: int, seed: int, processes: int) -> Iterator[Tally]:
-    """Every kind, in processes that see nothing of each other."""
+    """Every kind part by part, in processes that see nothing of each other; tells each time what came of a kind so far."""
     context = multiprocessing.get_context("spawn")
+    so_far = {target: Tally(target, seed) for target in targets}
     with ProcessPoolExecutor(processes, context, max_tasks_per_child=1) as pool:
-        begun = [pool.submit(_alone, one, lines if one == "command lines" else inputs, seed) for one in targets]
+        begun = [
+            pool.submit(_alone, target, part, seed)
+            for target in targets
+            for part in _parts(lines if target == COMMANDS else inputs)
+        ]
         for done in as_completed(begun):
-            yield done.result()
+            part = done.result()
+            so_far[part.target] = so_far[part.target].with_part(part)
+            yield so_far[part.target]
+
+
+def _parts(inputs: int) -> list[range]:
+    """The numbers of so many inputs in five parts."""
+    size = -(-inputs // 5)
+    return [range(start, min(start + size, inputs)) for start in range(0, inputs, size)]
 
 
 def record(tally: Tally, path: Path) -> None:
@@ -204,9 +224,9 @@ def main() -> int:
     from tests.faults.fuzz_files import TARGETS
 
     parser = argparse.ArgumentParser(description="Fuzz every file that sab reads, and its command line.")
-    parser.add_argument("targets", nargs="*", default=[*TARGETS, "command lines"], help="which kinds; all by default")
+    parser.add_argument("targets", nargs="*", default=[*TARGETS, COMMANDS], help="which kinds; all by default")
     parser.add_argument("--inputs", type=int, default=INPUTS, help="inputs of each kind of file")
-    parser.add_argument("--lines", type=int, default=COMMAND_LINES, help="command lines")
+    parser.add_argument("--lines", type=int, default=COMMAND_LINES, help=COMMANDS)
     parser.add_argument("--seed", type=int, default=0, help="what the inputs depend on")
     parser.add_argument("--processes", type=int, default=2, help="how many kinds at once")
     parser.add_argument("--output", type=Path, default=RESULTS, help="file for what came of it")

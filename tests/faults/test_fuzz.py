@@ -17,7 +17,16 @@ import torch
 from sab import cli
 from sab.errors import ValueMistake
 from sab.training import Run
-from tests.faults.fuzz_campaign import COMMAND_LINES, PAGE, RESULTS, fuzz, fuzz_commands, fuzz_files, page_part
+from tests.faults.fuzz_campaign import (
+    COMMAND_LINES,
+    COMMANDS,
+    PAGE,
+    RESULTS,
+    fuzz,
+    fuzz_commands,
+    fuzz_files,
+    page_part,
+)
 from tests.faults.fuzz_campaign import INPUTS as ALL_INPUTS
 from tests.faults.fuzz_files import TARGETS
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json
@@ -37,14 +46,14 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_hostile_files(target: str) -> None:
-    tally = fuzz_files(target, INPUTS, seed=1)
+    tally = fuzz_files(target, range(INPUTS), seed=1)
     assert tally.bugs == []
     assert tally.inputs == tally.accepted + tally.mistakes == INPUTS
     assert tally.mistakes > INPUTS // 3
 
 
 def test_random_command_lines() -> None:
-    tally = fuzz_commands(60, seed=1)
+    tally = fuzz_commands(range(60), seed=1)
     assert tally.bugs == []
     assert tally.accepted > 5
     assert tally.mistakes > 20
@@ -52,11 +61,11 @@ def test_random_command_lines() -> None:
 
 def test_what_was_kept_of_the_whole_campaign() -> None:
     found = {line["target"]: line for line in map(json.loads, RESULTS.read_text().splitlines())}
-    assert found.keys() == {*TARGETS, "command lines"}
+    assert found.keys() == {*TARGETS, COMMANDS}
     for target, line in found.items():
         assert line["bugs"] == []
         assert line["inputs"] == line["accepted"] + line["mistakes"]
-        assert line["inputs"] >= (COMMAND_LINES if target == "command lines" else ALL_INPUTS)
+        assert line["inputs"] >= (COMMAND_LINES if target == COMMANDS else ALL_INPUTS)
     assert page_part(RESULTS) in PAGE.read_text(encoding="utf-8")
 
 
@@ -66,7 +75,7 @@ def test_the_campaign_finds_bugs() -> None:
             raise ValueMistake("no.")
         raise KeyError("a bug")
 
-    tally = fuzz("bugs", attempt, 100)
+    tally = fuzz("bugs", attempt, range(100))
     assert len(tally.bugs) == 5
     assert "KeyError: 'a bug'" in tally.bugs[0]
 
