@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format bench performance results fuzz test-faults clean
+.PHONY: setup demo test lint format bench performance results fuzz test-faults docs pictures clean
 
 setup: $(READY)
 
@@ -52,5 +52,13 @@ test-faults: fuzz
 test-faults: $(READY)
 	FAULTS_RESULTS=tests/faults/results.jsonl $(BIN)/python -m pytest -m slow tests/faults
 
+# The documentation as a site, in site/.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The two pictures of docs/method.md, from the demonstration's run.
+pictures: demo
+	$(BIN)/python docs/pictures.py demo/sab
+
 clean:
-	rm -rf .venv demo runs dist .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv demo runs dist site .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,123 @@
+"""Time series: SAB in a model of your own, beside `torch.nn.LSTM` of the same size, on real measurements.
+
+GunPoint: where a hand was over 150 steps of a video, and whether it drew a gun or only pointed (Ratanamahatana and
+Keogh; 50 series to train on, 150 to test). The model says which it was after the last step. The data come with sktime
+(BSD licence) in its wheel; nothing is downloaded.
+
+    python examples/time_series.py
+
+It needs `pip install 'sab[examples]'`. Three models of one size from the same seeds, in the same training:
+
+    LSTM                torch.nn.LSTM, full backpropagation through all 150 steps
+    LSTM, truncated     the same, its chain cut every 10 steps
+    SAB                 its chain cut every 10 steps too, every 5th hidden state kept, 5 of them read at each step
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import sab
+
+HIDDEN, BATCH, LEARNING_RATE = 32, 32, 1e-2
+
+
+class Series(NamedTuple):
+    """Time series, [series, T, 1], and the class of each."""
+
+    x: Tensor
+    y: Tensor
+
+
+def load() -> tuple[Series, Series]:
+    """What to train on and what to test on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sktime's own
+        from sktime.datasets import load_gunpoint
+
+        parts: list[Any] = [load_gunpoint(split, return_type="numpy3d") for split in ("train", "test")]
+    train, test = (
+        Series(torch.tensor(x, dtype=torch.float32).transpose(1, 2), torch.tensor(y.astype(int)) - 1) for x, y in parts
+    )
+    return train, test
+
+
+class Classifier(nn.Module):
+    """Reads a series to its end, then says what it was."""
+
+    def __init__(self, rnn: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.rnn = rnn  # torch.nn.LSTM or sab.SABLSTM: they are called alike
+        self.out = nn.Linear(HIDDEN, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.rnn(x)
+        return self.out(hidden[:, -1])
+
+
+LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "LSTM": lambda channels: nn.LSTM(channels, HIDDEN, batch_first=True),
+    "LSTM, truncated": lambda channels: sab.SABLSTM(channels, HIDDEN, batch_first=True, k_top=0, k_trunc=10),
+    "SAB": lambda channels: sab.SABLSTM(channels, HIDDEN, batch_first=True, k_top=5, k_att=5, k_trunc=10),
+}
+
+
+def train(model: Classifier, data: Series, iterations: int, seed: int) -> None:
+    optimiser = torch.optim.Adam(model.parameters(), LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=iterations, pct_start=0.1)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(iterations):
+        rows = torch.randperm(len(data.y), generator=order)[:BATCH]
+        loss = nn.functional.cross_entropy(model(data.x[rows]), data.y[rows])
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def accuracy(model: Classifier, data: Series) -> float:
+    return (model(data.x).argmax(-1) == data.y).float().mean().item()
+
+
+def compare(name: str, seeds: int, iterations: int, training: Series, test: Series) -> str:
+    """What models of one kind come to: a line of the table."""
+    found, known, sizes, began = [], [], [], time.perf_counter()
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = Classifier(LAYERS[name](training.x.shape[-1]), int(training.y.max()) + 1)
+        train(model, training, iterations, seed)
+        found.append(accuracy(model, test))
+        known.append(accuracy(model, training))
+        sizes.append(sum(parameter.numel() for parameter in model.parameters()))
+    each = ", ".join(f"{one:.1%}" for one in found)
+    median, seconds = statistics.median(found), time.perf_counter() - began
+    return f"{name:16} {sizes[0]:10,}  {median:6.1%} ({each}; {statistics.median(known):.1%})  {seconds:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=500, help="batches that each model is trained on")
+    parser.add_argument("--seeds", type=int, default=3, help="how many models of each kind")
+    parser.add_argument("--quick", action="store_true", help="hardly any training, to see that it works")
+    options = parser.parse_args()
+    iterations, seeds = (5, 1) if options.quick else (options.iterations, options.seeds)
+    training, test = load()
+    told = f"{len(training.y)} series to train on, {len(test.y)} to test, {training.x.shape[1]} steps"
+    print(f"{told}; {iterations} iterations\n")
+    print(f"{'':16} parameters  accuracy on test series, median (each seed; median on those trained on)")
+    for name in LAYERS:
+        print(compare(name, seeds, iterations, training, test), flush=True)
+
+
+if __name__ == "__main__":
+    main()

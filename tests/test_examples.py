@@ -1,0 +1,56 @@
+"""The examples run as they are, from a folder of their own, with as little training as they can do with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def output_of(script: str, folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", EXAMPLES / script, "--quick", *arguments],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_are_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"time_series.py", "streaming.py", "why.py"}
+
+
+def test_time_series_compares_three_models(tmp_path: Path) -> None:
+    pytest.importorskip("sktime", reason="needs the extra `examples`")
+    told = output_of("time_series.py", tmp_path)
+    assert "50 series to train on, 150 to test, 150 steps" in told
+    table = told.splitlines()[3:]
+    assert [line[:16].strip() for line in table] == ["LSTM", "LSTM, truncated", "SAB"]
+    assert all("%" in line for line in table)
+
+
+def test_streaming_keeps_its_memory(tmp_path: Path) -> None:
+    told = output_of("streaming.py", tmp_path)
+    constant, growing = told.split("affine, ")[1].split("mlp, ")
+    kept = [line.split()[1] for line in constant.splitlines()[2:] if line]
+    assert len(kept) > 1
+    assert set(kept) == {"5"}
+    kept = [int(line.split()[1].replace(",", "")) for line in growing.splitlines()[2:] if line]
+    assert kept == sorted(set(kept))
+
+
+def test_why_tells_steps_and_draws_them(tmp_path: Path) -> None:
+    told = output_of("why.py", tmp_path, "--out", "why.png")
+    assert "it read\n  the microstate of step" in told
+    assert "of the credit" in told
+    assert "by these paths\n" in told
+    assert (tmp_path / "why.png").read_bytes().startswith(b"\x89PNG")
