@@ -164,7 +164,7 @@ def _peak() -> int:
 
 
 def campaign(targets: list[str], inputs: int, lines: int, seed: int, processes: int) -> Iterator[Tally]:
-    """Every kind part by part, in processes that see nothing of each other; tells each time what came of a kind so far."""
+    """Every kind part by part, in processes that see nothing of each other; tells what came of a kind so far."""
     context = multiprocessing.get_context("spawn")
     so_far = {target: Tally(target, seed) for target in targets}
     with ProcessPoolExecutor(processes, context, max_tasks_per_child=1) as pool:
