@@ -118,7 +118,8 @@ def fuzz_commands(inputs: range, seed: int = 0) -> Tally:
 
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as name, _in_folder(Path(name)):
         attempt = command_lines(Path(name))
-        with watching(Path(name), also=("subprocess.Popen", "socket.bind")):  # git tells the commit, Ray looks for IPv6
+        caches = Path.home() / ".cache" / "sab"  # in which `sab doctor` tries whether it may write
+        with watching(Path(name), caches, also=("subprocess.Popen", "socket.bind")):  # for git, and Ray looks for IPv6
             return fuzz(COMMANDS, attempt, inputs, seed)
 
 

@@ -94,6 +94,7 @@ CHEAP: dict[str, Sequence[Sequence[str]]] = {
     "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"], ["--compiled-steps", "0"]],
     "reproduce": [["--list"], ["--status"], ["--report"]],
     "doctor": [["--out"], ["extra"], ["--data-dir"], ["--nothing"]],
+    "report": [["missing"], ["file"], ["--out"], ["--nothing"]],
 }
 """Commands that take long when nothing is wrong, and what each line of theirs has so that they do not."""
 
