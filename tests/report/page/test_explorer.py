@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import sab
-from sab.report.page import explorer
+from sab.errors import ValueMistake
+from sab.report.page import document, explorer
 from sab.report.page.explorer import Moment
+from sab.report.page.material import Material
 from sab.tasks import Copying
 from sab.training import Run
 from sab.training.checkpoint import load_model
@@ -69,7 +74,7 @@ def test_the_number_of_threads_is_as_before(trained: Run) -> None:
         torch.set_num_threads(threads)
 
 
-def attention(columns: int = 109) -> dict[str, object]:
+def attention(columns: int = 109) -> dict[str, Any]:
     def weights(place: int) -> list[list[float | None]]:
         rows: list[list[float | None]] = [[0.0] * columns for _ in range(11)]
         rows[3][place] = 0.9
@@ -93,6 +98,35 @@ def test_a_record_has_its_moments() -> None:
     assert spec["map"]["data"][0]["y"] == list(range(210, 221))
     assert spec["moments"][1]["attention"][3][1] == 0.9
     assert "yaxis4" not in spec["timeline"]["layout"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"first": 211},
+        {"k_att": 3},
+        {"k_att": 0},
+        {"moments": {"x": attention()["moments"]["600"]}},
+        {"moments": {"1": [[0.5]]}},
+    ],
+)
+def test_attention_that_is_of_another_sequence_is_refused(wrong: dict[str, Any]) -> None:
+    record = made_up.record("copying-200-sab-10-10-ours", attention=attention() | wrong)
+    with pytest.raises(ValueMistake, match="attention must be of steps that copying-200-grid has"):
+        explorer.of_record(record)
+    assert document.explorers(Material(by_row={record["row"]: [record]})) == []
+
+
+def test_a_run_has_the_moments_that_were_noted(trained: Run, tmp_path: Path) -> None:
+    shutil.copytree(trained.path, tmp_path / "seed0")
+    run, notes = Run.open(tmp_path / "seed0"), tmp_path / "seed0.json"
+    weights = [[0.25] * 11 for _ in range(11)]
+    notes.write_text(json.dumps({"attention": {"k_att": 2, "first": 13, "moments": {"3": weights, "1": weights}}}))
+    made = explorer.of_run("run", run, 1)
+    assert [(moment.iteration, moment.is_mean) for moment in made.moments] == [(1, True), (3, True), (4, False)]
+    assert made.moments[0].reads[23] == [[at, 0.25] for at in range(2, 23, 2)]
+    notes.write_text("somebody else's")
+    assert len(explorer.of_run("run", run, 1).moments) == 1
 
 
 def test_moments_come_in_order_and_do_not_become_too_many(trained: Run) -> None:

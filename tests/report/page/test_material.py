@@ -41,6 +41,12 @@ def test_what_is_none_of_these(tmp_path: Path, path: str, reason: str) -> None:
         gather([tmp_path / path])
 
 
+def test_no_records(tmp_path: Path) -> None:
+    (tmp_path / "copying.jsonl").touch()
+    with pytest.raises(ValueMistake, match="must hold records; its files have none"):
+        gather([tmp_path])
+
+
 def test_none_at_all() -> None:
     with pytest.raises(ValueMistake, match="run must be given at least once"):
         gather([])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -120,7 +121,9 @@ def explorers(material: Material) -> list[Explorer]:
             made.append(explorer.of_run(name, runs[0], traced_steps))
         except Mistake as mistake:  # no checkpoint yet, or its data are not here: the rest of the page is made
             made.append(explorer.unknown(name, runs[0], str(mistake)))
-    made += [explorer.of_record(one) for one in with_attention(material.by_row)][: MOST_EXPLORERS - len(made)]
+    for record in with_attention(material.by_row)[: MOST_EXPLORERS - len(made)]:
+        with suppress(KeyError, TypeError, Mistake):  # of another version, whose numbers are shown all the same
+            made.append(explorer.of_record(record))
     return made
 
 

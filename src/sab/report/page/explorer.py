@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sab.errors import Mistake
-from sab.experiments.records import Record
+from sab.errors import Mistake, ValueMistake
+from sab.experiments.records import Record, read_notes
 from sab.models import SequenceModel
 from sab.report.page.elements import Figure, label
 from sab.report.page.scenes import Scene, said, scene_of, ticks, unknown_scene
@@ -84,25 +84,42 @@ def of_run(name: str, run: Run, traced_steps: int = TRACED_STEPS) -> Explorer:
         moment = _moment(model, run.config, inputs[:, :1], answers, iteration)
     model_told = f"{run.config.model.method}, {task.title}"
     about = f"{model_told}: the first validation sequence, by the weights of iteration {moment.iteration:,}."
-    return Explorer(name, about, task, scene, run.config.model.k_att, (moment,))
+    return Explorer(name, about, task, scene, run.config.model.k_att, (moment,)).with_earlier(_noted_of_run(run))
 
 
 def of_record(record: Record) -> Explorer:
     """What a record keeps of the attention at some moments of training."""
     config = RunConfig.from_json(record["config"])
-    kept = record["attention"]
-    first = kept["first"]
     try:
         inputs, targets = config.task.batch(config.training.seed, 0, config.training.batch_size, "valid")
         scene = scene_of(config.task, inputs, targets)
     except Mistake:  # its data are not here
         scene = unknown_scene(config.task)
-    moments = tuple(
-        Moment(int(iteration), _strongest(weights, first, kept["k_att"]), _rounded(weights), {}, {}, is_mean=True)
-        for iteration, weights in sorted(kept["moments"].items(), key=lambda entry: int(entry[0]))
-    )
     about = f"Seed {record['seed']}: a validation sequence, and mean attention weights over a batch of them."
-    return Explorer(record["row"], about, config.task, scene, kept["k_att"], moments)
+    moments = tuple(_noted(record["attention"], config.task))
+    return Explorer(record["row"], about, config.task, scene, record["attention"]["k_att"], moments)
+
+
+def _noted(attention: dict[str, Any], task: Task) -> list[Moment]:
+    """The moments of which the mean attention was noted."""
+    k_att, first, steps = attention["k_att"], attention["first"], task.attending_steps
+    made: list[Moment] = []
+    for iteration, weights in attention["moments"].items():
+        fits = first == steps[0] and len(weights) == len(steps) and 0 < k_att * len(weights[0]) <= task.steps
+        if not fits or not iteration.isdecimal():
+            raise ValueMistake(f"attention must be of steps that {task.label} has; that after {iteration!r} is not.")
+        rows = [weights[place] for place in attending_rows(task)]
+        made.append(Moment(int(iteration), _strongest(weights, first, k_att), _rounded(rows), {}, {}, is_mean=True))
+    return sorted(made, key=lambda moment: moment.iteration)
+
+
+def _noted_of_run(run: Run) -> list[Moment]:
+    """The same of a run that `sab reproduce` made, beside whose folder it keeps its notes."""
+    try:
+        attention = read_notes(run.path.with_name(f"{run.path.name}.json")).get("attention")
+        return [] if attention is None else _noted(attention, run.config.task)
+    except (Mistake, ValueError):  # no such notes, or a path that has no name
+        return []
 
 
 def unknown(name: str, run: Run, reason: str) -> Explorer:

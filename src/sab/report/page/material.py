@@ -46,6 +46,8 @@ def gather(paths: Sequence[Path]) -> Material:
             found.runs |= {str(one): Run.open(one) for one in _runs_below(path)}
     if benchmarks:
         found.benchmark = performance.load(list(dict.fromkeys(benchmarks)))
+    if not (found.runs or found.by_row or found.benchmark):
+        raise ValueMistake(f"run {str(paths[0])!r} must hold records; its files have none.", "run")
     return found
 
 
