@@ -130,13 +130,22 @@ def test_a_folder_that_is_removed_ten_times(tmp_path: Path, record: Record) -> N
     record("the folder removed under the run", 10, "one sentence, exit status 2, nothing made anew")
 
 
-def test_a_clock_that_jumps_back(tmp_path: Path, whole: Any, record: Record) -> None:
-    out = tmp_path / "run"
+def turn_back_clock(out: Path, expected: dict[str, Any]) -> None:
     arguments = [*train(out, *options(SMALL)), "--checkpoint-minutes", "0.001"]
-    life = Life(arguments, tmp_path / "told", go_back_in_time)
+    life = Life(arguments, out.with_suffix(".told"), go_back_in_time)
     assert life.end() == 0, life.told
-    assert contents(out) == whole(SMALL)
-    record("the clock back an hour at every look", 1, "equals the run whose clock went on")
+    assert contents(out) == expected
+
+
+def test_a_clock_that_jumps_back(tmp_path: Path, whole: Any) -> None:
+    turn_back_clock(tmp_path / "run", whole(SMALL))
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_back_in_five_runs(tmp_path: Path, whole: Any, record: Record) -> None:
+    for number in range(5):
+        turn_back_clock(tmp_path / str(number), whole(SMALL))
+    record("the clock back an hour at every look", 5, "equals the run whose clock went on")
 
 
 # A disk without room: a small one of its own, where the system lets anybody have such a one
