@@ -11,6 +11,9 @@ It needs `pip install 'sab[examples]'`. Three models of one size from the same s
     LSTM                torch.nn.LSTM, full backpropagation through all 150 steps
     LSTM, truncated     the same, its chain cut every 10 steps
     SAB                 its chain cut every 10 steps too, every 5th hidden state kept, 5 of them read at each step
+
+In 71 s of CPU time (one thread; less on the clock with two), median of three seeds, test series: LSTM 52.0 %,
+truncated 68.7 %, SAB 91.3 %. Each of them may do better with a training of its own; this one was not tuned for any.
 """
 
 from __future__ import annotations
