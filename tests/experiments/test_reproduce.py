@@ -199,7 +199,7 @@ def test_updates_that_nobody_looks_at_as_on_a_gpu(rows: list[Row], monkeypatch: 
         return torch.optim.Adam(model.parameters(), lr=torch.tensor(config.lr), fused=True, capturable=True)
 
     def build(self: trainer.Trainer) -> updates.DeviceUpdates:
-        return updates.DeviceUpdates(self.config, self.model, self.optimizer, self.state.step, None, None)
+        return updates.DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, None)
 
     monkeypatch.setattr(trainer.Trainer, "_build_updates", build)
     monkeypatch.setattr(trainer, "build_optimizer", adam)
