@@ -12,8 +12,8 @@ It needs `pip install 'sab[examples]'`. Three models of one size from the same s
     LSTM, truncated     the same, its chain cut every 10 steps
     SAB                 its chain cut every 10 steps too, every 5th hidden state kept, 5 of them read at each step
 
-In 71 s of CPU time (one thread; less on the clock with two), median of three seeds, test series: LSTM 52.0 %,
-truncated 68.7 %, SAB 91.3 %. Each of them may do better with a training of its own; this one was not tuned for any.
+It took 71 s of CPU time with one thread. Median of three seeds on test series: LSTM 52.0 %, truncated 68.7 %, SAB
+91.3 %. Each may do better in a training of its own; this one was tuned for none of them.
 """
 
 from __future__ import annotations
