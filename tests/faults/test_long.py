@@ -40,7 +40,7 @@ class Watch:
                 files = len(os.listdir(f"/proc/{self._life.pid}/fd"))
             except (OSError, IndexError):  # it has just ended
                 break
-            if lines:
+            if lines and memory:  # one that is ending has none left
                 self.samples.append((int(str(lines[-1]["step"])), memory, files))
 
     def after(self, step: int) -> Watch:
