@@ -15,6 +15,8 @@ from sab.weightings import WEIGHTINGS
 BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
 DEFAULT_SCORER = "mlp"
+MOST_STEPS = 2**31 - 1
+"""How many steps may lie between two microstates or two cuts: places that are counted from there still are numbers."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class SABConfig:
     def __post_init__(self) -> None:
         whole = {
             "k_top": check_int("k_top", self.k_top, 0),
-            "k_att": check_int("k_att", self.k_att, 1),
-            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True),
+            "k_att": check_int("k_att", self.k_att, 1, maximum=MOST_STEPS),
+            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
         }

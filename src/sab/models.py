@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, SABConfig
+from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, MOST_STEPS, SABConfig
 from sab.errors import TypeMistake, ValueMistake, check_choice, check_float, check_int
 from sab.incorporations import INCORPORATIONS
 from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
@@ -87,8 +87,8 @@ class ModelConfig:
             "num_layers": check_int("num_layers", self.num_layers, 1, maximum=MOST_LAYERS),
             "input_scale": check_float("input_scale", self.input_scale, above=0),
             "k_top": check_int("k_top", self.k_top, 0),
-            "k_att": check_int("k_att", self.k_att, 1),
-            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True),
+            "k_att": check_int("k_att", self.k_att, 1, maximum=MOST_STEPS),
+            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
         }

@@ -90,11 +90,11 @@ UNCUT = 14
 ENDLESS = ("live", "serve", "watch")
 """Commands that go on until somebody ends them."""
 CHEAP: dict[str, Sequence[Sequence[str]]] = {
-    "demo": [["--seed", "x"], ["--out"], ["--seed", "-1"], ["extra"]],
+    "demo": [["--seed", "x"], ["--seed", "-1"], ["extra"]],
     "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"], ["--compiled-steps", "0"]],
     "reproduce": [["--list"], ["--status"], ["--report"]],
-    "doctor": [["--out"], ["extra"], ["--data-dir"], ["--nothing"]],
-    "report": [["missing"], ["file"], ["--out"], ["--nothing"]],
+    "doctor": [["extra"], ["--nothing"]],
+    "report": [["missing"], ["file"], ["--nothing"]],
 }
 """Commands that take long when nothing is wrong, and what each line of theirs has so that they do not."""
 
