@@ -103,7 +103,7 @@ def fuzz_files(target: str, inputs: range, seed: int = 0) -> Tally:
     from tests.faults.fuzz_files import TARGETS
     from tests.faults.fuzz_watch import watching
 
-    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as name:
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="sab-fuzz-") as name:
         folder = Path(name) / "inside"
         folder.mkdir()
         attempt = TARGETS[target](folder)
@@ -116,7 +116,7 @@ def fuzz_commands(inputs: range, seed: int = 0) -> Tally:
     from tests.faults.fuzz_commands import command_lines
     from tests.faults.fuzz_watch import watching
 
-    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as name, _in_folder(Path(name)):
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="sab-fuzz-") as name, _in_folder(Path(name)):
         attempt = command_lines(Path(name))
         caches = Path.home() / ".cache" / "sab"  # in which `sab doctor` tries whether it may write
         with watching(Path(name), caches, also=("subprocess.Popen", "socket.bind")):  # for git, and Ray looks for IPv6

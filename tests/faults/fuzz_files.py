@@ -68,7 +68,7 @@ def _unsign(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(contents | changes))
 
 
-def _put_signed(path: Path, content: bytes) -> None:
+def put_signed(path: Path, content: bytes) -> None:
     """Writes a file of a checkpoint, and its digest into the checkpoint's state: who makes the one makes the other."""
     path.write_bytes(content)
     state = path.with_name("state.json")
@@ -135,7 +135,7 @@ def model_safetensors(folder: Path) -> Attempt:
     good, resume = [path.read_bytes()], _resumption(run)
 
     def attempt(random: Random) -> None:
-        _put_signed(path, _mutated_tensors(random, good))
+        put_signed(path, _mutated_tensors(random, good))
         resume()
 
     return attempt
@@ -148,7 +148,7 @@ def training_safetensors(folder: Path) -> Attempt:
     good, resume = [path.read_bytes()], _resumption(run)
 
     def attempt(random: Random) -> None:
-        _put_signed(path, _mutated_tensors(random, good))
+        put_signed(path, _mutated_tensors(random, good))
         resume()
 
     return attempt
@@ -168,7 +168,7 @@ def best_folder(folder: Path) -> Attempt:
             state.write_bytes(mutated_json(random, good))
         else:
             state.write_text(json.dumps(good))
-            _put_signed(weights, _mutated_tensors(random, tensors))
+            put_signed(weights, _mutated_tensors(random, tensors))
         checkpoint.load_best(run.best, run.config, model, step)
 
     return attempt

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 from sab import cli
 from sab.errors import ValueMistake
@@ -28,7 +29,7 @@ from tests.faults.fuzz_campaign import (
     page_part,
 )
 from tests.faults.fuzz_campaign import INPUTS as ALL_INPUTS
-from tests.faults.fuzz_files import TARGETS
+from tests.faults.fuzz_files import TARGETS, put_signed
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json
 from tests.faults.fuzz_watch import Forbidden, watching
 
@@ -187,3 +188,15 @@ def test_no_link_in_a_run_leads_out_of_it(tiny_data: Path, tmp_path: Path) -> No
     assert cli.main([*line.split(), "--iterations", "3", "--eval-every", "1", "--resume"]) == 0
     assert outside.read_text() == kept
     assert not any(path.is_symlink() for path in Path("run").iterdir())
+
+
+def test_a_random_state_that_is_none_is_told_of(tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "train copying --length 2 --hidden-size 3 --batch-size 2 --eval-batches 1 --threads 1 --out run --iterations"
+    assert cli.main([*line.split(), "2"]) == 0
+    for path in Path("run").glob("checkpoint/*/training.safetensors"):
+        tensors = load_file(path)
+        tensors["rng.cpu"][:] = 255
+        put_signed(path, save(tensors))
+    capsys.readouterr()
+    assert cli.main([*line.split(), "3", "--resume"]) == 2
+    assert "must hold a random state of torch" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def load(
     def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
         state = _load_state(checkpoint, config, (MODEL, TRAINING), best)
         weights = _load_tensors(checkpoint / MODEL, model.state_dict())
-        return state, weights, _load_tensors(checkpoint / TRAINING, _training_layout(model))
+        return state, weights, _load_training(checkpoint / TRAINING, model)
 
     state, weights, training = _newest_whole(folder, read, every)
     _put(weights, model)
@@ -368,6 +368,16 @@ def _put(weights: dict[str, Tensor], model: nn.Module) -> None:
         model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
     else:
         model.load_state_dict(weights)
+
+
+def _load_training(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """What else training needs, with a random state that torch takes."""
+    tensors = _load_tensors(path, _training_layout(model))
+    try:
+        torch.Generator().set_state(tensors["rng.cpu"])
+    except RuntimeError as error:
+        raise ValueMistake(f"{str(path)!r} must hold a random state of torch; {_reason(error)}.") from error
+    return tensors
 
 
 def _training_layout(model: nn.Module) -> dict[str, Tensor]:
