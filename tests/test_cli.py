@@ -248,8 +248,8 @@ def test_a_run_that_stops_and_keeps_its_best_weights(best: Path, capsys: Capture
 
 
 def test_best_weights_where_a_run_is_used(best: Path, tiny_data: Path, capsys: Capture) -> None:
-    (last,) = (best / "checkpoint").iterdir()
-    shutil.rmtree(last)  # it is not needed
+    for last in (best / "checkpoint").iterdir():
+        shutil.rmtree(last)  # they are not needed
     capsys.readouterr()
     assert run("score", best, tiny_data / "ptb" / "ptb.test.txt.xz") == 0
     *figures, characters, skipped = capsys.readouterr().out.splitlines()
@@ -559,6 +559,7 @@ def test_damaged_checkpoints(trained: Path, capsys: Capture, command: list[str])
     weights = trained / "checkpoint" / "step-00000006" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-7])
+    shutil.rmtree(trained / "checkpoint" / "step-00000000")  # which would be used instead
     before = snapshot(trained)
     assert "must be as it was written; it is truncated or was altered" in mistake(capsys, *command, trained)
     weights.write_bytes(b"PK\x03\x04 something else")
