@@ -41,8 +41,17 @@ TINY = {
 """Options without which a run takes long, with what they are unless a line says otherwise."""
 WITH_DATA = {"batch_size": 12, "length": 60}
 """The same for tasks with data, whose ends are evaluated in full."""
-COSTLY = {"iterations", "eval_batches", "threads", "eval_every", "checkpoint_every", "batches", "num_layers"}
-"""Options of which a huge value is right, and takes long."""
+COSTLY = {
+    "iterations",
+    "eval_batches",
+    "threads",
+    "eval_every",
+    "checkpoint_every",
+    "batches",
+    "num_layers",
+    "characters",
+}
+"""Options of which a huge value is right, and takes long; `characters` is the length of what `sab sample` makes up."""
 WRONG = (
     *(
         "-1",
@@ -221,7 +230,7 @@ def _other_line(random: Random) -> list[str]:
         elif option == "source":
             words += ["--from", random.choice(PATHS)]  # without it there would be a network
         elif random.random() < 0.25 and option not in ("show_list", "status", "report", "on", "address"):
-            words += _option(random, option, kind)
+            words += _option(random, "characters" if (name, option) == ("sample", "length") else option, kind)
     return [*words, *random.choice(CHEAP.get(name, [[]]))]
 
 
@@ -243,7 +252,7 @@ def _fields(source: Any) -> dict[str, Any]:
 
 def _option(random: Random, name: str, kind: Any) -> list[str]:
     """An option with a value that is right, mostly, or none."""
-    flag = f"--{name.replace('_', '-')}"
+    flag = "--length" if name == "characters" else f"--{name.replace('_', '-')}"
     if kind is bool or bool in typing.get_args(kind):
         return [random.choice((flag, flag, f"--no-{flag[2:]}", f"{flag}=x"))]
     if random.random() < 0.02:
