@@ -154,7 +154,7 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_figure_says_what_it_shows() -> None:
     figure = step_times([one for one in sweep() if one["case"] == "T"], "T")
     left, right = figure.axes
-    assert left.get_ylabel() == "microseconds a step, from a CUDA graph"
+    assert left.get_ylabel() == "microseconds a step,\nfrom a CUDA graph"
     assert (left.get_xlabel(), right.get_xlabel()) == ("steps T", "steps T")
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     names = [text.get_text() for text in figure.legends[0].get_texts()]

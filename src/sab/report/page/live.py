@@ -109,8 +109,11 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
                 ("Referrer-Policy", "no-referrer"),
             ):
                 self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            try:
+                self.end_headers()
+                self.wfile.write(body)
+            except ConnectionError:  # a browser that does not wait for the end
+                self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the command's output is the user's."""
