@@ -171,6 +171,16 @@ def test_the_input_scale_multiplies_the_encoded_inputs(encoding: str) -> None:
     assert_close(scaled(inputs)[0], model(inputs)[0])
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_scores_begin_near_the_initial_score(cell: str) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(cell=cell, hidden_size=64, num_layers=2, weighting="softmax_sink", initial_score=-4.0, k_top=3)
+    model = SequenceModel(config, encoding="vector", input_size=3, output_size=3, steps=40)
+    weights = model(randn(40, 2, 3).float(), return_attention=True)[2].weights[:, 10:]
+    scores = weights.log() - (1 - weights.sum(-1, keepdim=True)).log()  # what softmax_sink makes of them, backwards
+    assert_close(scores, torch.full_like(scores, -4.0), tolerance=0.5)
+
+
 # Methods -------------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +282,8 @@ def test_training_reduces_the_loss() -> None:
         ({"num_layers": 0}, "num_layers", "at least 1"),
         ({"num_layers": "2"}, "num_layers", "at least 1"),
         ({"readout": "summary"}, "readout", "hidden, hidden+weights, hidden+summary"),
+        ({"initial_score": "low"}, "initial_score", "number"),
+        ({"initial_score": -4.0, "scorer": "dot"}, "initial_score", "0 where scorer is not 'mlp'"),
         ({"input_scale": 0}, "input_scale", "above 0"),
         ({"input_scale": float("nan")}, "input_scale", "above 0"),
         ({"k_trunc": 0}, "k_trunc", "at least 1"),

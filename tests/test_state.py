@@ -167,6 +167,31 @@ def test_rows_that_are_not_there(rows: Any) -> None:
         state.select(rows)
 
 
+@given(cases(), st.integers(0, 6))
+def test_recent_keeps_the_latest_of_each_row(case: Case, count: int) -> None:
+    state = case.layer()(case.x(), lengths=torch.tensor(case.lengths))[1]
+    recent = state.recent(count)
+    assert recent.numbers.shape[-1] == min(count, state.numbers.shape[-1])
+    for layer, row in np.ndindex(*state.numbers.shape[:2]):
+        there = {int(number): slot for slot, number in enumerate(state.numbers[layer, row]) if number >= 0}
+        kept = {int(number): slot for slot, number in enumerate(recent.numbers[layer, row]) if number >= 0}
+        assert list(kept) == sorted(there)[max(len(there) - count, 0) :]
+        for number, slot in kept.items():
+            assert torch.equal(recent.microstates[layer, row, slot], state.microstates[layer, row, there[number]])
+            assert torch.equal(recent.keys[layer, row, slot], state.keys[layer, row, there[number]])
+
+
+def test_a_layer_goes_on_without_what_is_forgotten() -> None:
+    layer = randomize(make_layer("lstm", 2, 3, k_top=2, k_att=1))
+    state = layer(randn(6, 3, 2), lengths=[6, 2, 5])[1]
+    x = randn(4, 3, 2)
+    assert torch.equal(layer(x, state.recent(6))[0], layer(x, state)[0])
+    numbers = layer(x, state.recent(1), return_attention=True)[2].numbers
+    assert set(numbers[0].flatten().tolist()) == {5, 1, 4, -1}
+    with pytest.raises(ValueError, match="count must be a whole number of at least 0; got -1"):
+        state.recent(-1)
+
+
 @pytest.mark.parametrize("unbatched", [False, True])
 def test_copies_and_pickles_continue_exactly(unbatched: bool) -> None:
     layer, state = ragged_state()

@@ -258,6 +258,7 @@ def evaluate_run(
     batches: int | None = None,
     length: int | None = None,
     streams: int | None = None,
+    memory: int | None = None,
     data_dir: Path | None = None,
     device: Device = "auto",
 ) -> int:
@@ -270,6 +271,7 @@ def evaluate_run(
         length: Length of the task's sequences; None means the one trained on.
         streams: At how many places side by side a text is read with the state carried through; None means as many as
             a batch has sequences, and 1 reads it from its first character to its last.
+        memory: How many of the latest microstates are carried on with it; None means as many as a sequence has.
         data_dir: Folder of the data sets; None means SAB_DATA or the user's cache.
         device: Where to evaluate; auto takes CUDA where there is one.
     """
@@ -287,7 +289,7 @@ def evaluate_run(
         task = replace(task, data_dir=data_dir)
     model, best_at = load_kept(opened, resolve_device(device))
     if batches is None:
-        found = evaluate_fully(model, task, opened.config.training, split, streams)
+        found = evaluate_fully(model, task, opened.config.training, split, streams, memory)
     else:
         found = evaluate(model, task, opened.config.training, split, batches)
     label = _label(task, best_at)
@@ -309,12 +311,12 @@ def sample(
     length: int = 400,
     temperature: float = 0.8,
     seed: int = 0,
+    memory: int | None = None,
     device: Device = "auto",
 ) -> int:
     """Let a character model go on with a text.
 
-    A character costs one step from the state before it. With the scorers affine and affine_tanh that state stays as
-    small as it is; with the others it grows, as every k_att-th hidden state is kept.
+    A character costs one step from the state before it, which does not grow with the text.
 
     Args:
         run: Folder of a run on ptb or text8.
@@ -322,6 +324,7 @@ def sample(
         length: How many characters to make up.
         temperature: Below 1 the likely characters become likelier still; 0 takes the likeliest each time.
         seed: What the choice among them depends on.
+        memory: How many of the latest microstates are kept; None means as many as a sequence has in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.training import text
@@ -329,7 +332,7 @@ def sample(
     opened = Run.open(run)
     task = text.character_task(opened.config.task)
     model = load_model(opened, resolve_device(device))
-    made = text.sample(model, task, opened.config.training, prompt, length, temperature, seed)
+    made = text.sample(model, task, opened.config.training, prompt, length, temperature, seed, memory)
     print(prompt or "", end="", flush=True)
     for character in made:
         print(character, end="", flush=True)
@@ -341,6 +344,7 @@ def score(
     run: RunFolder,
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
     skip_unknown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    memory: int | None = None,
     device: Device = "auto",
 ) -> int:
     """Tell how well a character model knows a text of yours, in bits per character.
@@ -351,6 +355,7 @@ def score(
         run: Folder of a run on ptb or text8.
         file: The text, in UTF-8; .gz and .xz are unpacked.
         skip_unknown: Leave out the characters that the model does not know, instead of stopping at the first.
+        memory: How many of the latest microstates are carried on; None means as many as a sequence has in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.training import text
@@ -360,7 +365,7 @@ def score(
     given = text.read_text(file, task)
     model, best_at = load_kept(opened, resolve_device(device))
     label = _label(task, best_at)
-    for what, value in text.score(model, task, opened.config.training, given, skip_unknown).items():
+    for what, value in text.score(model, task, opened.config.training, given, skip_unknown, memory).items():
         print(f"{what} {value:.6g}{label}" if isinstance(value, float) else f"{what} {value}")
     return DONE
 

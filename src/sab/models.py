@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,7 +15,7 @@ from sab.errors import TypeMistake, ValueMistake, check_choice, check_float, che
 from sab.incorporations import INCORPORATIONS
 from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
 from sab.scorers import SCORERS
-from sab.state import Attention, SABState
+from sab.state import Attention
 from sab.weightings import WEIGHTINGS
 
 ENCODINGS = ("onehot", "scalar", "vector")
@@ -71,6 +72,9 @@ class ModelConfig:
     """How the summary enters the hidden state."""
     attention_size: int | None = SABConfig.attention_size
     """Size of the keys of the scorers mlp and dot; None means hidden_size."""
+    initial_score: float = 0.0
+    """What the scores of the scorer mlp begin near. With softmax_sink, -4 leaves the memory all but unread until
+    training finds a use for it."""
     max_microstates: int | None = SABConfig.max_microstates
     """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
     readout: Readout = "hidden"
@@ -90,6 +94,7 @@ class ModelConfig:
             "k_att": check_int("k_att", self.k_att, 1, maximum=MOST_STEPS),
             "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
+            "initial_score": check_float("initial_score", self.initial_score),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
         }
         for option, value in checked.items():
@@ -99,6 +104,10 @@ class ModelConfig:
         if self.method == "tbptt" and self.k_trunc is None:
             raise ValueMistake(
                 "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
+            )
+        if self.initial_score and self.scorer != "mlp":
+            raise ValueMistake(
+                f"initial_score must be 0 where scorer is not 'mlp'; got {self.initial_score}.", "initial_score"
             )
         if self.readout == "hidden+weights" and memory.forward == "dense":
             raise ValueMistake(
@@ -138,6 +147,8 @@ class SequenceModel(nn.Module):
         memory = config.memory()
         layer_input = 1 if encoding == "scalar" else input_size
         self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
+        if config.initial_score and memory.k_top > 0:
+            self._begin_scores_at(config.initial_score)
         self.readout = nn.Linear(config.hidden_size, output_size)
         self.readout_attention: nn.Linear | None = None
         if memory.k_top > 0 and config.readout != "hidden":
@@ -153,9 +164,14 @@ class SequenceModel(nn.Module):
             outputs = outputs + self.readout_attention(self._read(attention))
         return (outputs, state, attention) if return_attention else (outputs, state)
 
-    def compact(self, state: SABState) -> SABState:
-        """The smallest state that continues exactly as `state` does, as the layers have it."""
-        return self.layers.compact(state)
+    @torch.no_grad()
+    def _begin_scores_at(self, score: float) -> None:
+        """Makes v·tanh(W_m m + W_q h + b) begin near a score: b is about 1, and v adds up to what that takes."""
+        parameters = dict(self.layers.named_parameters())
+        for layer in range(self.config.num_layers):
+            v = parameters[f"attn_v_l{layer}"]
+            parameters[f"attn_bias_l{layer}"].add_(1.0)
+            v.add_((score / math.tanh(1.0) - v.sum()) / len(v))
 
     def _encode(self, inputs: Tensor) -> Tensor:
         if self.encoding == "onehot":

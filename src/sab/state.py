@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sab.errors import TypeMistake
+from sab.errors import TypeMistake, check_int
 
 
 def _map(tensor: Tensor | None, function: Any) -> Any:
@@ -109,6 +109,22 @@ class SABState:
         selected = self._replace_floats(lambda tensor: tensor[:, index])
         selected = replace(selected, numbers=self.numbers[:, index], steps=self.steps[steps_index])
         return selected._with_seen(self._seen)
+
+    def recent(self, count: int) -> SABState:
+        """The state with the latest `count` microstates of each row alone: its older ones are forgotten."""
+        count = check_int("count", count, 0)
+        slots = self.numbers.shape[-1]
+        if slots <= count:
+            return self
+        kept = self.numbers.sort(dim=-1, stable=True).indices[..., slots - count :]  # an unused slot's number is -1
+        rows = kept.unsqueeze(-1)
+        shorter = replace(
+            self,
+            microstates=self.microstates.gather(-2, rows.expand(*kept.shape, self.microstates.shape[-1])),
+            keys=self.keys.gather(-2, rows.expand(*kept.shape, self.keys.shape[-1])),
+            numbers=self.numbers.gather(-1, kept),
+        )
+        return shorter._with_seen(self._seen)
 
     def _replace_floats(self, function: Any) -> SABState:
         replaced = replace(

@@ -61,8 +61,26 @@ def test_the_state_is_carried_from_a_places_start_to_the_next_ones(scorer: str, 
     edges = [place * steps for place in range(streams)] + [303]
     expected = torch.cat([bits(model, text[a : b + 1]) for a, b in pairwise(edges)])
     assert len(expected) == 303
-    found = carried_bits(model, SHORT, TRAINING, text, streams)
+    found = carried_bits(model, SHORT, TRAINING, text, streams, memory=10_000)
     assert found == pytest.approx(expected.mean().item(), rel=1e-10)
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(None, 10), (4, 4), (0, 0)])
+def test_a_text_goes_on_with_the_latest_microstates(memory: int | None, kept: int) -> None:
+    model, text = build(), SHORT.characters("valid")[:102].long()
+    expected: list[Tensor] = []
+    state = None
+    for start in range(0, 101, 5):  # a quarter of a sequence
+        said = text[start + 1 : start + 6].unsqueeze(1)
+        with torch.no_grad():
+            outputs, state = model(text[start : start + len(said)].unsqueeze(1), state)
+        oldest = max(state.numbers.shape[-1] - kept, 0)
+        fields = ("microstates", "keys", "numbers")
+        state = replace(state, **{name: getattr(state, name)[:, :, oldest:] for name in fields})
+        expected.append(-outputs[:, 0].log_softmax(-1).gather(1, said) / math.log(2))
+    found = carried_bits(model, SHORT, TRAINING, text, 1, memory)
+    assert found == pytest.approx(torch.cat(expected).mean().item(), rel=1e-10)
+    assert found != carried_bits(model, SHORT, TRAINING, text, 1, 10_000)
 
 
 def test_the_full_evaluation_has_both_ways_for_texts_alone() -> None:
@@ -152,29 +170,29 @@ def test_a_sample_depends_on_its_seed_alone_and_goes_on_from_its_prompt() -> Non
 def test_the_likeliest_text_is_the_one_of_the_model_in_one_piece() -> None:
     for scorer in ("mlp", "affine"):
         model = build(scorer=scorer)
-        text = "".join(sample(model, SHORT, TRAINING, "the cat", 30, temperature=0))
+        text = "".join(sample(model, SHORT, TRAINING, "the cat", 30, temperature=0, memory=100))
         whole = SHORT.encode("the cat" + text, "prompt").long()
         with torch.no_grad():
             outputs, _ = model(whole[:-1].unsqueeze(1))
         assert torch.equal(outputs[6:, 0].argmax(-1), whole[7:])
 
 
-@pytest.mark.parametrize(("scorer", "microstates"), [("affine", 3), ("affine_tanh", 3), ("mlp", 50)])
-def test_the_affine_scorers_need_no_more_memory_for_more_text(
-    scorer: str, microstates: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("scorer", ["mlp", "affine"])
+def test_a_sample_needs_no_more_memory_for_more_text(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(scorer=scorer)
     kept: list[int] = []
-    compact = model.compact
+    recent = SABState.recent
 
-    def watched(state: SABState) -> SABState:
-        found = compact(state)
-        kept.append(found.microstates.shape[2])
+    def watched(state: SABState, count: int) -> SABState:
+        found = recent(state, count)
+        kept.append(found.numbers.shape[-1])
         return found
 
-    monkeypatch.setattr(model, "compact", watched)
+    monkeypatch.setattr(SABState, "recent", watched)
     assert len(list(sample(model, SHORT, TRAINING, length=100))) == 100
-    assert kept[-1] == microstates
+    assert kept[-1] == 10, "as many as a sequence of 20 has"
+    assert len(list(sample(model, SHORT, TRAINING, length=100, memory=4))) == 100
+    assert kept[-1] == 4
 
 
 def test_whoever_reads_a_sample_keeps_autograd() -> None:

@@ -20,8 +20,9 @@ MEMORY = {"scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
 READER = {**MEMORY, "weighting": "softmax_sink", "attention_size": 64}
 """For text, where many a step has nothing to look up: the sink lets it. A scorer as wide as 1,000 hidden units would
 change its scores by more than 1 at each of Adam's steps."""
-MEMORY_OF = {"ptb": READER, "text8": READER}
-BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded"}
+BOUNDED = {**MEMORY, "weighting": "softmax_sink", "incorporate": "add_bounded"}
+MEMORY_OF = {"ptb": READER, "text8": READER, "mnist": BOUNDED}
+OTHER_CELLS = {"weighting": "softmax_sink", "incorporate": "add_bounded"}
 """For other cells than the LSTM: a GRU's next state has a share of its last one, and what is added to that would grow
 from step to step."""
 OURS: dict[str, Setting] = {
@@ -34,7 +35,7 @@ OURS: dict[str, Setting] = {
         clip=0.1,
         input_scale=8.0,
         precision="bfloat16",
-        epochs=10,
+        epochs=12,
         patience=None,
     ),
 }
@@ -58,7 +59,7 @@ def ours(
     check_choice("task", task, ("copying", "adding", *OURS))
     model: dict[str, Any] = {**MEMORY_OF.get(task, MEMORY), "method": method, "cell": cell}
     model |= {"k_trunc": k_trunc, "k_top": k_top, "k_att": k_att}
-    model |= {} if cell == "lstm" else BOUNDED
+    model |= {} if cell == "lstm" else OTHER_CELLS
     if task in OURS:
         if length is not None:
             raise ValueMistake(f"length must be None for task {task}; got {length!r}.", "length")

@@ -248,7 +248,7 @@ def _adding() -> list[Row]:
 def _ptb() -> list[Row]:
     rows = [
         *_baselines("ptb", None, {None: "1.48 / 1.38", 1: "1.57 / 1.47", 5: "1.54 / 1.44", 20: "1.52 / 1.43"}),
-        *_controls("ptb", None, 5),
+        *_controls("ptb", None, None, 5),
         *_sab("ptb", None, {(5, 5): "1.51 / 1.42", (5, 10): "1.49 / 1.40"}),
     ]
     return [*rows, *_variants(rows[-1])]
@@ -265,7 +265,7 @@ def _text8() -> list[Row]:
 def _mnist() -> list[Row]:
     rows = [
         *_baselines("mnist", None, {None: "91.2 / 90.3"}),
-        *_controls("mnist", None, 14, 10),
+        *_controls("mnist", None, None, 14, 10),
         *_sab("mnist", None, {(14, 5, 14): "90.6 / 89.8", (14, 10, 14): "92.2 / 90.9", (10, 10, 10): "92.2 / 91.1"}),
     ]
     chosen = next(row for row in rows if row.id == "mnist-sab-14-10-ours")

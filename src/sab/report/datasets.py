@@ -50,7 +50,7 @@ class Section(NamedTuple):
         return command(self.task, self.patterns)
 
 
-PAPERS_TABLES = [Section(task, f"{task}-bptt,{task}-tbptt-*,{task}-sab-*-as-*,{task}-sab-*-ours") for task in PAPERS]
+PAPERS_TABLES = [Section(task, f"{task}-bptt*,{task}-tbptt-*,{task}-sab-*-as-*,{task}-sab-*-ours") for task in PAPERS]
 PERMUTED = Section("mnist", "mnist-permuted-*")
 CELLS = [
     Section(task, f"{row},{row}-gru,{row}-rnn_tanh")

@@ -49,28 +49,40 @@ def mean_metrics(
 
 
 def evaluate_fully(
-    model: SequenceModel, task: Task, config: TrainConfig, split: Split = "test", streams: int | None = None
+    model: SequenceModel,
+    task: Task,
+    config: TrainConfig,
+    split: Split = "test",
+    streams: int | None = None,
+    memory: int | None = None,
 ) -> dict[str, float]:
     """What `evaluate` finds, in all of the split where it has an end, and where sequences continue each other the same
-    with the state carried through."""
+    with the state carried through, as `carried_bits` has it."""
     found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
     if isinstance(task, CharacterTask):
         characters = task.characters(split)
         count = min(config.batch_size, len(characters) - 1) if streams is None else streams
-        bits = carried_bits(model, task, config, characters, count)
+        bits = carried_bits(model, task, config, characters, count, memory)
         found["bits_per_character_carried"] = distributed.firsts(bits)
     return found
 
 
 def carried_bits(
-    model: SequenceModel, task: CharacterTask, config: TrainConfig, characters: Tensor, streams: int
+    model: SequenceModel,
+    task: CharacterTask,
+    config: TrainConfig,
+    characters: Tensor,
+    streams: int,
+    memory: int | None = None,
 ) -> float:
     """Bits per character of a text, [N], with state and macrostate carried through from one sequence to the next.
 
     The text is read at `streams` places side by side, each of which begins afresh and goes on to where the next one
-    began; with 1 everything before a character is known when it is said. Each but the first is said once.
+    began. Each character but the first is said once. A quarter of a sequence is read at a time, before which all but
+    the latest microstates are forgotten, as `remember` has it.
     """
     check_int("streams", streams, 1)
+    check_int("memory", memory, 0, optional=True)
     said = len(characters) - 1
     if streams > said:
         raise ValueMistake(
@@ -79,12 +91,20 @@ def carried_bits(
     edge = said // streams * streams
     seen, to_say = (text[:edge].view(streams, -1).t() for text in (characters, characters[1:]))
     with _evaluating(model):
-        found, state = _read_on(model, task, config, seen, to_say, None)
+        found, state = _read_on(model, task, config, seen, to_say, None, memory)
         if edge < said:  # the last place goes on to the end
             state = state.select([streams - 1])
             rest = characters[edge:].unsqueeze(1)
-            found += _read_on(model, task, config, rest[:-1], rest[1:], state)[0]
+            found += _read_on(model, task, config, rest[:-1], rest[1:], state, memory)[0]
     return sum(size * bits.item() for size, bits in found) / said
+
+
+def remember(model: SequenceModel, task: CharacterTask, state: SABState, memory: int | None) -> SABState:
+    """What a text goes on from: the latest `memory` microstates or, if None, as many as a sequence has in training.
+
+    A model that selects among far more than it was trained on finds some that score higher than any did then.
+    """
+    return state.recent(task.steps // model.config.k_att if memory is None else memory)
 
 
 def _read_on(
@@ -94,14 +114,16 @@ def _read_on(
     inputs: Tensor,
     targets: Tensor,
     state: SABState | None,
+    memory: int | None,
 ) -> tuple[list[tuple[int, Tensor]], SABState]:
     """Bits per character of each piece of some texts side by side, with its size, and the state at their end."""
     device = next(model.parameters()).device
     found: list[tuple[int, Tensor]] = []
-    for start in range(0, len(inputs), task.steps):
-        seen, said = (text[start : start + task.steps].to(device).long() for text in (inputs, targets))
+    piece = max(task.steps // 4, 1)
+    for start in range(0, len(inputs), piece):
+        seen, said = (text[start : start + piece].to(device).long() for text in (inputs, targets))
         outputs, state = predict_on(model, seen, state, config)
-        state = model.compact(state)
+        state = remember(model, task, state, memory)
         found.append((said.numel(), task.metrics(outputs, said)["bits_per_character"]))
     assert state is not None  # there is at least one character
     return found, state

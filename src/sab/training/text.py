@@ -14,7 +14,7 @@ from sab.models import SequenceModel
 from sab.state import SABState
 from sab.tasks import CharacterTask, Task
 from sab.training.config import TrainConfig
-from sab.training.evaluation import carried_bits, mean_metrics, predict_on
+from sab.training.evaluation import carried_bits, mean_metrics, predict_on, remember
 
 LARGEST_FILE = 2**27
 """How many bytes a user's file may have, unpacked; to read it takes some 10 times as many."""
@@ -35,19 +35,20 @@ def sample(
     length: int = 400,
     temperature: float = 1.0,
     seed: int = 0,
+    memory: int | None = None,
 ) -> Iterator[str]:
     """Characters that the model makes up after a prompt, one by one.
 
-    Each costs one step from the state before it. The scorers `affine` and `affine_tanh` keep k_top microstates however
-    long the text is; with the others the memory, and the time of a step, grow with it. A `temperature` of 0 takes the
-    likeliest character each time.
+    Each costs one step from the state before it, which has the latest `memory` microstates or, if None, as many as a
+    sequence has in training: neither grows with the text. A `temperature` of 0 takes the likeliest character each time.
     """
     task = character_task(task)
     check_int("length", length, 1)
+    check_int("memory", memory, 0, optional=True)
     temperature = check_float("temperature", temperature, minimum=0)
     generator = torch.Generator().manual_seed(check_int("seed", seed, 0))
     given = task.encode(prompt or task.start, "prompt")
-    return _sampled(model, task, config, given, length, temperature, generator)
+    return _sampled(model, task, config, given, length, temperature, generator, memory)
 
 
 def _sampled(
@@ -58,6 +59,7 @@ def _sampled(
     length: int,
     temperature: float,
     generator: torch.Generator,
+    memory: int | None,
 ) -> Iterator[str]:
     device = next(model.parameters()).device
     model.eval()
@@ -65,7 +67,7 @@ def _sampled(
     for _ in range(length):
         with torch.no_grad():  # not around the loop: whoever reads the text may do other things between two characters
             outputs, state = predict_on(model, given.long().to(device).unsqueeze(1), state, config)
-            state = model.compact(state)
+            state = remember(model, task, state, memory)
             scores = outputs[-1, 0].double().cpu()
             if temperature == 0:
                 given = scores.argmax().unsqueeze(0)
@@ -89,10 +91,15 @@ def read_text(path: Path | str, task: Task) -> str:
 
 
 def score(
-    model: SequenceModel, task: Task, config: TrainConfig, text: str, skip_unknown: bool = False
+    model: SequenceModel,
+    task: Task,
+    config: TrainConfig,
+    text: str,
+    skip_unknown: bool = False,
+    memory: int | None = None,
 ) -> dict[str, float]:
     """Bits per character of a text: with a fresh state for each sequence, as trained, and with the state carried
-    through the whole of it; and how many characters were said, which are all but the first."""
+    through all of it, as `carried_bits` has it; and how many characters were said, which are all but the first."""
     task = character_task(task)
     characters = task.encode(text, "file", skip_unknown)
     if len(characters) < 2:
@@ -100,7 +107,7 @@ def score(
     device = next(model.parameters()).device
     return {
         **mean_metrics(model, task, config, task.sequences(characters.to(device), config.batch_size)),
-        "bits_per_character_carried": carried_bits(model, task, config, characters, 1),
+        "bits_per_character_carried": carried_bits(model, task, config, characters, 1, memory),
         "characters": len(characters) - 1,
         "skipped": len(text) - len(characters),
     }
