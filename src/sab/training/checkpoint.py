@@ -8,7 +8,7 @@ the newest is damaged, a warning says so and the one before it is used.
 
 The best weights of a run that keeps them are checkpoints too, in a folder of their own and without
 `training.safetensors`. A run that goes on from a checkpoint needs the best weights that this one knows of, so they stay
-as long as it does.
+as long as it does. The moments that a run keeps are such checkpoints as well, in a third folder, and stay for good.
 """
 
 from __future__ import annotations
@@ -135,6 +135,17 @@ def save_best(folder: Path, config: RunConfig, model: nn.Module, state: Training
     _write(folder, config, {MODEL: model.state_dict()}, state)
 
 
+def save_moment(folder: Path, config: RunConfig, model: nn.Module, state: TrainingState) -> None:
+    """Writes the weights of this step, a moment that stays; later ones are of a way that the run went back on."""
+    _remove_others(folder, {step for step in moments(folder) if step < state.step})
+    _write(folder, config, {MODEL: model.state_dict()}, state)
+
+
+def moments(folder: Path) -> list[int]:
+    """The steps of the moments that a folder has."""
+    return list(map(_step_of, _complete(folder)))
+
+
 def remove_old(folder: Path, config: RunConfig, step: int) -> None:
     """Removes all checkpoints but the newest of a run that is at `step`, and what a crash left of one.
 
@@ -206,6 +217,13 @@ def load_kept(run: Run, device: torch.device) -> tuple[SequenceModel, int | None
     else:
         load_best(run.best, run.config, model, best_at)
     return model.to(device).eval(), best_at
+
+
+def load_moment(run: Run, device: torch.device, step: int) -> SequenceModel:
+    """The model of a run as it was at one of the moments that it keeps, ready to be evaluated."""
+    model = _outline(run)
+    load_best(run.moments, run.config, model, step)
+    return model.to(device).eval()
 
 
 def _outline(run: Run) -> SequenceModel:

@@ -52,6 +52,8 @@ class TrainConfig:
     """How many iterations lie between two checkpoints."""
     checkpoint_minutes: float | None = None
     """After how many minutes without a checkpoint one is written besides; None writes none."""
+    moments_every: int | None = None
+    """How many iterations lie between two moments whose weights stay, for `sab report` to step through; None: none."""
     stop_at: float | None = None
     """Stop at the first evaluation whose headline metric is as good as this; None trains to the end."""
     patience: int | None = None
@@ -72,6 +74,7 @@ class TrainConfig:
             "eval_every": check_int("eval_every", self.eval_every, 1),
             "eval_batches": check_int("eval_batches", self.eval_batches, 1, optional=True),
             "checkpoint_every": check_int("checkpoint_every", self.checkpoint_every, 1),
+            "moments_every": check_int("moments_every", self.moments_every, 1, optional=True),
             "patience": check_int("patience", self.patience, 1, optional=True),
         }
         if self.lr_decay is not None:

@@ -1,6 +1,6 @@
 """A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json.
 
-One that keeps its best weights has them in best/.
+One that keeps its best weights has them in best/, one that keeps those of some moments of training in moments/.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sab.tasks import TASKS, StoredTask, Task
 from sab.training import lock
 from sab.training.config import TrainConfig
 
-FREE_ON_RESUME = ("iterations", "device", "cuda_graph", "threads", "checkpoint_every", "checkpoint_minutes")
+FREE_ON_RESUME = tuple("iterations device cuda_graph threads checkpoint_every checkpoint_minutes moments_every".split())
 """Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
 so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
 another."""
@@ -216,6 +216,10 @@ class Run:
     @property
     def best(self) -> Path:
         return self.path / "best"
+
+    @property
+    def moments(self) -> Path:
+        return self.path / "moments"
 
     def check_resumable(self, config: RunConfig) -> None:
         """Whether the run can go on with `config`: it may differ only where that changes nothing computed so far."""

@@ -221,10 +221,13 @@ class Trainer:
         is_evaluated = self._made % training.eval_every == 0
         is_on_schedule = self._made % training.checkpoint_every == 0
         is_saved = is_on_schedule or self._made == training.iterations or self._is_time()
-        if not (is_evaluated or is_saved or updates.wants_reading()) or not self._read(updates):
+        is_moment = training.moments_every is not None and self._made % training.moments_every == 0
+        if not (is_evaluated or is_saved or is_moment or updates.wants_reading()) or not self._read(updates):
             return
         if is_evaluated:
             self._evaluate()
+        if is_moment and distributed.is_first():
+            checkpoint.save_moment(self.run.moments, self.config, self.model, self.state)
         if is_on_schedule:
             self.state.rollbacks_here = 0
         if is_saved:

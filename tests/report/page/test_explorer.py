@@ -11,12 +11,13 @@ import torch
 
 import sab
 from sab.errors import ValueMistake
+from sab.models import ModelConfig
 from sab.report.page import document, explorer
 from sab.report.page.explorer import Moment
 from sab.report.page.material import Material
 from sab.tasks import Copying
-from sab.training import Run
-from sab.training.checkpoint import load_model
+from sab.training import Run, TrainConfig, train
+from sab.training.checkpoint import load_model, load_moment
 from sab.training.evaluation import mean_attention
 from tests.report import made_up
 
@@ -139,3 +140,43 @@ def test_moments_come_in_order_and_do_not_become_too_many(trained: Run) -> None:
     kept = made.with_earlier(many).moments
     assert len(kept) <= explorer.MOST_MOMENTS
     assert kept[-1] is last
+
+
+@pytest.fixture(scope="module")
+def with_moments(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "several"
+    training = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1, moments_every=1)
+    train(Copying(length=3), ModelConfig(hidden_size=6, k_top=3, k_trunc=4), training, path)
+    return Run.open(path)
+
+
+def test_a_run_that_keeps_moments_has_all_of_them_traced(with_moments: Run) -> None:
+    made = explorer.of_run("one", with_moments, 23 * 6)
+    assert [moment.iteration for moment in made.moments] == [1, 2, 3, 4]
+    inputs, _ = with_moments.config.task.batch(0, 0, 3, "valid")
+    for moment in made.moments:
+        model = load_moment(with_moments, torch.device("cpu"), moment.iteration)
+        traced = sab.trace(model, inputs[:, :1], 23)
+        read = dict(zip(traced.kept_at[22].tolist(), traced.weights[22].tolist(), strict=True))
+        assert {int(at): weight for at, weight in moment.reads[23]} == pytest.approx(read, rel=0.01)
+    assert [list(moment.credit) for moment in made.moments] == [[18, 23]] * 3 + [[15, 17, 19, 21, 23]]
+    assert explorer.spec(made)["start"] in (18, 23)
+
+
+def test_moments_have_no_more_room_than_there_is(with_moments: Run) -> None:
+    assert [one.iteration for one in explorer.of_run("one", with_moments, 1, 23 * 3 * 2).moments] == [3, 4]
+    assert [one.iteration for one in explorer.of_run("one", with_moments, 1, 1).moments] == [4]
+
+
+def test_a_damaged_moment_is_left_out_and_told_of(with_moments: Run, tmp_path: Path) -> None:
+    shutil.copytree(with_moments.path, tmp_path / "run")
+    (tmp_path / "run" / "moments" / "step-00000002" / "model.safetensors").write_bytes(b"cut short")
+    made = explorer.of_run("one", Run.open(tmp_path / "run"), 1)
+    assert [moment.iteration for moment in made.moments] == [1, 3, 4]
+    assert "step-00000002" in made.about
+
+
+def test_moments_that_are_known_are_not_traced_again(with_moments: Run) -> None:
+    first = explorer.of_run("one", with_moments, 1)
+    again = explorer.of_run("one", with_moments, 1, known=first.moments)
+    assert [one is other for one, other in zip(first.moments, again.moments, strict=True)] == [True, True, True, False]

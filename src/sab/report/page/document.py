@@ -114,11 +114,11 @@ def _asset(name: str) -> str:
 def explorers(material: Material) -> list[Explorer]:
     """One for the first seed of each model, as far as they are not too many, and for each record with attention."""
     groups = list(groups_of(material.runs).items())[:MOST_EXPLORERS]
-    traced_steps = 2 * explorer.TRACED_STEPS // max(len(groups), 2)
+    traced_steps, room = (2 * most // max(len(groups), 2) for most in (explorer.TRACED_STEPS, explorer.ROOM))
     made: list[Explorer] = []
     for name, runs in groups:
         try:
-            made.append(explorer.of_run(name, runs[0], traced_steps))
+            made.append(explorer.of_run(name, runs[0], traced_steps, room))
         except Mistake as mistake:  # no checkpoint yet, or its data are not here: the rest of the page is made
             made.append(explorer.unknown(name, runs[0], str(mistake)))
     for record in with_attention(material.by_row)[: MOST_EXPLORERS - len(made)]:

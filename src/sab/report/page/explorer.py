@@ -18,7 +18,7 @@ from sab.report.page.elements import Figure, label
 from sab.report.page.scenes import Scene, said, scene_of, ticks, unknown_scene
 from sab.tasks import Task
 from sab.tracing import Trace, trace
-from sab.training.checkpoint import load_kept
+from sab.training.checkpoint import load_kept, load_moment, moments
 from sab.training.evaluation import mean_attention
 from sab.training.run import Run, RunConfig
 
@@ -28,6 +28,9 @@ MOST_PATHS, MOST_READS = 12, 12
 MOST_ROWS = 112
 """How many steps the map of attention has a row for."""
 MOST_MOMENTS = 24
+CPU = torch.device("cpu")
+ROOM = 80_000
+"""How many selections the moments of a model may have together, so that a page stays small."""
 LEAST_WEIGHT, LEAST_CREDIT = 0.002, 0.004
 """What is left out: lower weights, and credit below that part of the largest one's."""
 BATCH = "mean over a batch of validation data"
@@ -72,19 +75,39 @@ class Explorer:
 # From runs and records
 
 
-def of_run(name: str, run: Run, traced_steps: int = TRACED_STEPS) -> Explorer:
-    """What the weights that a run keeps make of the first validation sequence."""
-    model, best_at = load_kept(run, torch.device("cpu"))
+def of_run(
+    name: str, run: Run, traced_steps: int = TRACED_STEPS, room: int = ROOM, known: Sequence[Moment] = ()
+) -> Explorer:
+    """What the weights that a run ends with, and those of the moments that it keeps, make of the first validation
+    sequence; moments that are `known` are not looked at again.
+
+    Over `traced_steps` steps the answers of the weights are traced, and over as many those of all moments together.
+    """
+    model, best_at = load_kept(run, CPU)
     task, config = run.config.task, run.config.training
     inputs, targets = task.batch(config.seed, 0, config.batch_size, "valid", dtype=config.dtype)
     scene = scene_of(task, inputs, targets)
     iteration = newest_iteration(run) if best_at is None else best_at
-    answers = _thinned(sorted(scene.right), max(traced_steps // scene.steps, 1))
+    most = min(MOST_MOMENTS, room // (scene.steps * max(run.config.model.memory().k_top, 1)))
+    others = _thinned([step for step in moments(run.moments) if step != iteration], max(most - 1, 0))
+    new = [step for step in others if step not in {moment.iteration for moment in known}]
+    about = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
+    about += f"weights of iteration {iteration:,}."
+    made: list[Moment] = []
+
+    def look(model: SequenceModel, step: int, traced_steps: int) -> None:
+        answers = _thinned(sorted(scene.right), max(traced_steps // scene.steps, 1))
+        made.append(_moment(model, run.config, inputs[:, :1], answers, step))
+
     with _one_thread():
-        moment = _moment(model, run.config, inputs[:, :1], answers, iteration)
-    model_told = f"{run.config.model.method}, {task.title}"
-    about = f"{model_told}: the first validation sequence, by the weights of iteration {moment.iteration:,}."
-    return Explorer(name, about, task, scene, run.config.model.k_att, (moment,)).with_earlier(_noted_of_run(run))
+        look(model, iteration, traced_steps)
+        for step in new:
+            try:
+                look(load_moment(run, CPU, step), step, traced_steps // len(others))
+            except Mistake as mistake:  # it is damaged
+                about += f" {mistake}"
+    explored = Explorer(name, about, task, scene, run.config.model.k_att, tuple(made))
+    return explored.with_earlier([*_noted_of_run(run), *known])
 
 
 def of_record(record: Record) -> Explorer:
@@ -171,6 +194,8 @@ def attending_rows(task: Task) -> list[int]:
 
 def _thinned(steps: Sequence[int], most: int) -> list[int]:
     """At most so many, evenly spaced, the last among them."""
+    if most == 0 or not steps:
+        return []
     every = ceil(len(steps) / most)
     return list(steps[::-1][::every])[::-1]
 
@@ -250,9 +275,12 @@ def spec(explorer: Explorer) -> dict[str, Any]:
 
 
 def _start(explorer: Explorer) -> int:
-    """The step to begin with: of those whose answer counts the one that looks back farthest."""
+    """The step to begin with: of those whose answer counts, and is traced at every moment, the one that looks back
+    farthest."""
     last = explorer.moments[-1]
-    steps = list(last.credit) or [step for step in explorer.scene.right if step in last.reads] or [explorer.scene.steps]
+    traced = [set(moment.credit) for moment in explorer.moments if moment.credit]
+    steps = sorted(set.intersection(*traced)) if traced else []
+    steps = steps or [step for step in explorer.scene.right if step in last.reads] or [explorer.scene.steps]
     return max(steps, key=lambda step: sum(weight * (step - at) for at, weight in last.reads.get(step, [])))
 
 

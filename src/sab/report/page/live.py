@@ -52,7 +52,7 @@ class Watch:
     def _explored(self, name: str, run: Run) -> Explorer:
         earlier = () if self._explorer is None else self._explorer.moments
         try:
-            return explorer.of_run(name, run, TRACED_STEPS).with_earlier(earlier)
+            return explorer.of_run(name, run, TRACED_STEPS, known=earlier)
         except Mistake as mistake:  # no checkpoint yet, or one that is just being replaced
             return self._explorer if earlier and self._explorer else explorer.unknown(name, run, str(mistake))
 
