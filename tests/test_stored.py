@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,17 @@ def test_json_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "file").write_text("1234567890")
     with pytest.raises(ValueError, match="it has more than 9 bytes"):
         read_text(tmp_path / "file")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes that have names")
+def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    other = os.open(tmp_path / "pipe", os.O_RDWR)  # with which opening it would not wait, but reading from it would
+    with pytest.raises(ValueError, match="it is no plain file"):
+        read_text(tmp_path / "pipe")
+    os.close(other)
+    with pytest.raises(ValueError, match="it is no plain file"):
+        read_text(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,14 +17,16 @@ except ImportError:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Waits until no other process has the folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Waits until no other process has the folder; where the system has no locks there, nobody waits.
+
+    It is a file that is locked, and not the folder itself: network drives pass on locks of files alone.
+    """
+    lock = Lock(folder / ".lock")
+    lock.take(waits=True)
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)  # which gives it back
+        lock.remove()
 
 
 class Lock:
@@ -35,12 +38,12 @@ class Lock:
         """Whether the system knows of locks where the file is; it says so when the lock is taken."""
         self._descriptor: int | None = None
 
-    def take(self) -> bool:
-        """Whether it could be had."""
+    def take(self, waits: bool = False) -> bool:
+        """Whether it could be had, which it can in the end by one that waits."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            if not self._lock(self._descriptor):
+            self._descriptor = self._open()
+            if not self._lock(self._descriptor, waits):
                 self.release()
                 return False
             if self._is_in_place():
@@ -66,12 +69,19 @@ class Lock:
                 self.path.unlink()
         self.release()
 
-    def _lock(self, descriptor: int) -> bool:
+    def _open(self) -> int:
+        """The file, made where there is none or one that is no plain file: a link would lead elsewhere."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(self.path.lstat().st_mode):
+                self.path.unlink()
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+
+    def _lock(self, descriptor: int, waits: bool) -> bool:
         if fcntl is None:
             self.is_certain = False
             return True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False

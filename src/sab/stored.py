@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
+import stat
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
@@ -36,12 +38,20 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that is to hold JSON."""
-    with path.open("rb") as file:
-        content = file.read(min(path.stat().st_size, MOST_JSON) + 1)
+    """The text of a file that is to hold JSON; what is no plain file, such as a pipe, may never come to an end."""
+    with open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no plain file")
+        content = file.read(min(status.st_size, MOST_JSON) + 1)
     if len(content) > MOST_JSON:
         raise ValueError(f"it has more than {MOST_JSON:,} bytes")
     return content.decode("utf-8")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file, or a pipe that nobody writes to."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def parse_json(text: str) -> Any:

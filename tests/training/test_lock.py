@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,39 @@ def test_a_file_that_was_removed_meanwhile_is_no_lock(tmp_path: Path, monkeypatc
     with pytest.raises(Mistake, match="nobody else is training"):
         RunLock(tmp_path).take()
     second.release()
+
+
+def test_a_link_or_a_pipe_in_the_lock_s_place_makes_room_for_it(tmp_path: Path) -> None:
+    """A folder from somebody else may hold a link to a file of one's own, which is not to be written over."""
+    (tmp_path / "mine").write_text("years of work")
+    for make in (lambda path: path.symlink_to(tmp_path / "mine"), os.mkfifo):
+        make(tmp_path / NAME)
+        lock = RunLock(tmp_path)
+        lock.take()
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+        lock.release()
+        assert not (tmp_path / NAME).is_symlink()
+    assert (tmp_path / "mine").read_text() == "years of work"
+
+
+def test_who_waits_for_a_folder_gets_it_after_the_one_before(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with locks.locked(tmp_path):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with locks.locked(tmp_path):
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_where_there_are_no_locks_nobody_waits(tmp_path: Path) -> None:
+    with locks.locked(tmp_path), locks.locked(tmp_path):
+        pass

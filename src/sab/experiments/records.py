@@ -168,9 +168,7 @@ def save(record: Record, results: Path) -> bool:
     One that was meant to be trained for longer stays, which is told. Several processes may do this at once.
     """
     path = path_of(record["task"], results)
-    with writing(path, "results"):
-        results.mkdir(parents=True, exist_ok=True)
-    with locked(results):
+    with writing(path, "results"), locked(results):
         known = load(record["task"], results)
         same = [one for one in known if (one["row"], one["seed"]) == (record["row"], record["seed"])]
         if any(_iterations_of(one) > _iterations_of(record) for one in same):
