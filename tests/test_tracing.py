@@ -321,6 +321,32 @@ def test_a_scorer_that_looks_at_all_microstates_together() -> None:
     assert_close(trace.total, expected[:, 0], "gradient")
 
 
+class Around(nn.Module):
+    """A model with something before its layer and something after it, and dropout in both places where there can be."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.before = nn.Linear(2, 3, dtype=DOUBLE)
+        self.rnn = randomize(make_layer("gru", 3, 4, 3, dropout=0.5, k_top=2, k_trunc=3, **options))
+        self.after = nn.Sequential(nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 5, dtype=DOUBLE))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.after(self.rnn(self.before(x))[0]), None
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize(("batch_first", "shape"), [(False, (9, 2, 2)), (True, (2, 9, 2)), (False, (9, 2))])
+def test_a_stack_inside_of_a_model_that_trains(batch_first: bool, shape: tuple[int, ...], layer: int) -> None:
+    model, x = Around(batch_first=batch_first), randn(*shape)
+    row = len(shape) - 2
+    trace = sab.trace(model, x, target=every_entry, row=row, layer=layer)
+    assert model.rnn.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    expected = hidden_gradients(model.eval(), model.rnn, x, every_entry)[layer]
+    assert_close(trace.total, expected[:, row], "gradient")
+    check_sums(trace)
+
+
 class Twice(Classifier):
     def forward(self, x: Tensor) -> Tensor:
         return self.rnn(x)[0] + self.rnn(x)[0]
@@ -334,6 +360,17 @@ class Never(Classifier):
 class FromAState(Classifier):
     def forward(self, x: Tensor) -> Tensor:
         return self.rnn(x, (x.new_zeros(2, 2, 3), x.new_zeros(2, 2, 3)))[0]
+
+
+class OfMicrostates(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x)[1].microstates[0].sum(1)
+
+
+class OfKeys(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        output, state = self.rnn(x)
+        return output + state.keys.sum()
 
 
 class OfLengths(Classifier):
@@ -351,6 +388,12 @@ class OfLengths(Classifier):
         (Never(), {}, "module must call its layer once to be traced; it did not."),
         (FromAState(), {}, "module must call its layer without hx to be traced; it gives one."),
         (OfLengths(), {}, "module must call its layer without lengths to be traced; it gives one."),
+        (
+            OfMicrostates(),
+            {},
+            "module must read its layer's output, h, c or attention to be traced; it reads microstates.",
+        ),
+        (OfKeys(), {}, "module must read its layer's output, h, c or attention to be traced; it reads microstates."),
         (Classifier(), {"row": 2}, "row must be a whole number of at least 0, and at most 1; got 2."),
         (Classifier(), {"layer": 2}, "layer must be a whole number of at least -2, and at most 1; got 2."),
         (Classifier(), {"max_hops": 0}, "max_hops must be a whole number of at least 1, or None; got 0."),
@@ -388,3 +431,15 @@ def test_a_step_past_the_end_and_a_packed_sequence() -> None:
         sab.trace(layer, torch.randn(4, 2), 5)
     with pytest.raises(TypeError, match="module must call its layer with a tensor to be traced; got a PackedSequence"):
         sab.trace(layer, pack_sequence([torch.randn(4, 2)]))
+
+
+def test_tensors_of_inference_mode() -> None:
+    layer, x = randomize(make_layer("lstm", 2, 3, k_top=2, k_trunc=3)), randn(9, 2)
+    with torch.inference_mode():
+        of_inference, made_there = x.clone(), make_layer("lstm", 2, 3)
+        trace = sab.trace(layer, of_inference)
+    assert torch.equal(trace.total, sab.trace(layer, x).total)
+    assert of_inference.is_inference()
+    sentence = "module must have been made outside of torch.inference_mode to be traced; its parameters were not."
+    with pytest.raises(ValueError, match=sentence):
+        sab.trace(made_there, x)

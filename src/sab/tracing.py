@@ -127,7 +127,7 @@ def trace(
     max_paths = check_int("max_paths", max_paths, 1)
     device = traced.weight_hh_l0.device.type
     with _evaluating(module), torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        call, outputs = _record(module, traced, x)
+        call, outputs = _record(module, traced, x.clone() if isinstance(x, Tensor) and x.is_inference() else x)
         call.check_row(row)
         if target is None:
             value, target_step = _entry(outputs, call, row, target_step, target_unit)
@@ -148,6 +148,11 @@ def _find_layer(module: Any) -> SABLayer:
     layers = [one for one in module.modules() if isinstance(one, SABLayer)]
     if len(layers) != 1:
         raise ValueMistake(f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module")
+    if any(parameter.is_inference() for parameter in module.parameters()):
+        raise ValueMistake(
+            "module must have been made outside of torch.inference_mode to be traced; its parameters were not.",
+            "module",
+        )
     if layers[0].bidirectional:
         raise ValueMistake("module must have a layer of one direction to be traced; its is bidirectional.", "module")
     return layers[0]
@@ -187,6 +192,11 @@ class _Call:
     def steps(self) -> int:
         return len(self.of_row(self.input, 0))
 
+    @property
+    def untraced(self) -> tuple[Tensor, Tensor]:
+        """What a module could read besides, and what credit is not followed from."""
+        return self.state.microstates, self.state.keys
+
     def check_row(self, row: int) -> None:
         check_int("row", row, 0, maximum=self.rows - 1)
 
@@ -202,8 +212,13 @@ class _Call:
     def gradients(self, value: Tensor, row: int) -> list[Arriving]:
         """The gradient of a value at what each layer gave for a row."""
         h, c, attention = self.state.h, self.state.c, self.attention
-        leaves = [self.output, attention.weights, attention.summary, h, *([] if c is None else [c])]
-        to_output, to_weights, to_summary, *to_state = torch.autograd.grad(value, leaves, materialize_grads=True)
+        leaves = [self.output, attention.weights, attention.summary, *self.untraced, h, *([] if c is None else [c])]
+        arrived = torch.autograd.grad(value, leaves, materialize_grads=True)
+        to_output, to_weights, to_summary, to_microstates, to_keys, *to_state = arrived
+        if to_microstates.any() or to_keys.any():
+            raise ValueMistake(
+                "module must read its layer's output, h, c or attention to be traced; it reads microstates.", "module"
+            )
         to_h, *to_c = (tensor.select(1, row) if self.is_batched else tensor for tensor in to_state)
         numbers = self.of_each_layer(attention.numbers, row)
         to_weights = self.of_each_layer(to_weights, row).masked_fill(numbers < 0, 0.0)
@@ -246,7 +261,13 @@ def _record(module: nn.Module, layer: SABLayer, x: Any) -> tuple[_Call, Any]:
             layer,
             given.detach(),
             _leaf(output),
-            replace(state.detach(), h=_leaf(state.h), c=None if state.c is None else _leaf(state.c)),
+            replace(
+                state.detach(),
+                h=_leaf(state.h),
+                c=None if state.c is None else _leaf(state.c),
+                microstates=_leaf(state.microstates),
+                keys=_leaf(state.keys),
+            ),
             Attention(attention.numbers, _leaf(attention.weights), _leaf(attention.summary)),
         )
         calls.append(handed_on)
