@@ -12,11 +12,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def output_of(script: str, folder: Path, *arguments: str) -> str:
+def output_of(script: str, folder: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", EXAMPLES / script, "--quick", *arguments],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -36,6 +36,20 @@ def test_time_series_compares_three_models(tmp_path: Path) -> None:
     table = told.splitlines()[3:]
     assert [line[:16].strip() for line in table] == ["LSTM", "LSTM, truncated", "SAB"]
     assert all("%" in line for line in table)
+
+
+def test_time_series_reads_the_longer_problem_from_the_files_of_its_package(tmp_path: Path) -> None:
+    """Files such as aeon's: whether that is installed or not, these come first."""
+    folder = tmp_path / "aeon" / "datasets" / "data" / "PickupGestureWiimoteZ"
+    folder.mkdir(parents=True)
+    (tmp_path / "aeon" / "__init__.py").touch()
+    for split, count in (("TRAIN", 40), ("TEST", 6)):
+        lines = [f"{','.join(str(step % 7 / 7) for step in range(30))}:{1 + place % 10}" for place in range(count)]
+        content = "\n".join(["# made up", "@seriesLength 30", "@data", *lines, ""])
+        (folder / f"PickupGestureWiimoteZ_eq_{split}.ts").write_text(content)
+    told = output_of("time_series.py", tmp_path, "--data", "pickup", PYTHONPATH=str(tmp_path))
+    assert "40 series to train on, 6 to test, 30 steps" in told
+    assert "4,810" in told  # one input, ten classes
 
 
 def test_streaming_keeps_its_memory(tmp_path: Path) -> None:
