@@ -24,7 +24,7 @@ from sab.errors import Mistake, ValueMistake, check_choice, check_float, check_i
 from sab.extras import EXTRAS, missing
 
 POSITIONAL = ("run", "runs", "task", "name", "file")
-DONE, DIVERGED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
+DONE, DIVERGED, MISTAKEN, INTERRUPTED, UNHEARD = 0, 1, 2, 130, 141
 FAILED = DIVERGED
 
 
@@ -893,7 +893,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line, by default that of the process; gives the exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _dispatch(arguments)
+        status = _dispatch(arguments)
+        print(end="", flush=True)
+        return status
     except Mistake as mistake:
         print(f"sab: {_with_flag(mistake)}", file=sys.stderr)
         return MISTAKEN
@@ -908,6 +910,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sab: interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # of which rich makes an exit
+            return UNHEARD
+        raise
+    except OSError as error:
+        return _say_unheard(error)
+
+
+def _say_unheard(error: OSError) -> int:
+    """Tells why stdout takes no more, as on a full disk; nothing where its reader went away, as `head` does."""
+    try:
+        print(flush=True)  # if it is stdout that failed, it fails again
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+        if isinstance(error, BrokenPipeError):
+            return UNHEARD
+        print(f"sab: stdout must be a place that can be written to; it is not: {error.strerror}.", file=sys.stderr)
+        return MISTAKEN
+    raise error
 
 
 def _dispatch(arguments: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Record
-from tests.faults.lives import Life, contents, go_back_in_time, newest, obey_permissions, train
+from tests.faults.lives import TINY, Life, contents, go_back_in_time, newest, obey_permissions, train
 
 OPTIONS = "--hidden-size 64 --eval-every 10 --checkpoint-every 5 --keep best".split()
 SMALL, LARGE = 40, 150
@@ -146,6 +147,50 @@ def test_a_clock_that_jumps_back_in_five_runs(tmp_path: Path, whole: Any, record
     for number in range(5):
         turn_back_clock(tmp_path / str(number), whole(SMALL))
     record("the clock back an hour at every look", 5, "equals the run whose clock went on")
+
+
+# What is printed: into a file on a full disk, or to a reader that has gone away
+
+
+def print_to_a_full_disk() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
+def print_to_nobody() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+
+
+FULL_LOG = "sab: stdout must be a place that can be written to; it is not: No space left on device."
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no disk that is always full")
+@pytest.mark.parametrize("arguments", [["tasks"], ["train", *TINY, "--iterations", "5"]], ids=lambda words: words[0])
+def test_what_is_printed_into_a_full_file(tmp_path: Path, arguments: list[str]) -> None:
+    out = [] if arguments == ["tasks"] else ["--out", str(tmp_path / "run")]
+    life = Life([*arguments, *out], tmp_path / "told", print_to_a_full_disk)
+    assert life.end() == 2
+    assert life.told == [FULL_LOG]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_log_that_is_full_in_the_middle(tmp_path: Path, whole: Any) -> None:
+    out = tmp_path / "run"
+    killed = Life(train(out, *options(SMALL)), tmp_path / "told")
+    assert killed.wait_for((out / "checkpoint" / "step-00000005").exists)
+    killed.kill()
+    life = Life(train(out, *options(SMALL)), tmp_path / "told", print_to_a_full_disk)
+    assert life.end() == 2
+    assert life.told == [FULL_LOG]
+    assert_resumed(out, SMALL, whole(SMALL))
+
+
+def test_what_is_printed_to_nobody_ends_without_a_word(tmp_path: Path) -> None:
+    for arguments in (["tasks"], train(tmp_path / "run", *options(SMALL))):
+        life = Life(arguments, tmp_path / "told", print_to_nobody)
+        assert life.end() == 141
+        assert life.told == []
 
 
 # A disk without room: a small one of its own, where the system lets anybody have such a one
