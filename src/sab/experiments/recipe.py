@@ -20,14 +20,15 @@ MEMORY = {"scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
 READER = {**MEMORY, "weighting": "softmax_sink", "attention_size": 64}
 """For text, where many a step has nothing to look up: the sink lets it. A scorer as wide as 1,000 hidden units would
 change its scores by more than 1 at each of Adam's steps."""
-BOUNDED = {**MEMORY, "weighting": "softmax_sink", "incorporate": "add_bounded"}
-MEMORY_OF = {"ptb": READER, "text8": READER, "mnist": BOUNDED}
-OTHER_CELLS = {"weighting": "softmax_sink", "incorporate": "add_bounded"}
-"""For other cells than the LSTM: a GRU's next state has a share of its last one, and what is added to that would grow
-from step to step."""
+MEMORY_OF = {"ptb": READER, "text8": READER}
+BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded"}
+MEMORY_OF_CELL = {"gru": {**BOUNDED, "initial_score": -4.0}, "rnn_tanh": BOUNDED, "rnn_relu": BOUNDED}
+"""What other cells than the LSTM have otherwise. A GRU's next state has a share of its last one: what is added to that
+would grow from step to step, so its memory also begins all but unread."""
+LR_OF_CELL = {"rnn_tanh": 1e-3, "rnn_relu": 1e-3}
 OURS: dict[str, Setting] = {
-    "ptb": replace(PAPERS["ptb"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=8, patience=None),
-    "text8": replace(PAPERS["text8"], lr=4e-3, lr_decay=0.4, input_scale=4.0),
+    "ptb": replace(PAPERS["ptb"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=5, patience=None),
+    "text8": replace(PAPERS["text8"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=3),
     "mnist": replace(
         PAPERS["mnist"],
         lr=2e-3,
@@ -35,7 +36,7 @@ OURS: dict[str, Setting] = {
         clip=0.1,
         input_scale=8.0,
         precision="bfloat16",
-        epochs=12,
+        epochs=10,
         patience=None,
     ),
 }
@@ -59,11 +60,12 @@ def ours(
     check_choice("task", task, ("copying", "adding", *OURS))
     model: dict[str, Any] = {**MEMORY_OF.get(task, MEMORY), "method": method, "cell": cell}
     model |= {"k_trunc": k_trunc, "k_top": k_top, "k_att": k_att}
-    model |= {} if cell == "lstm" else OTHER_CELLS
+    model |= MEMORY_OF_CELL.get(cell, {})
     if task in OURS:
         if length is not None:
             raise ValueMistake(f"length must be None for task {task}; got {length!r}.", "length")
-        return OURS[task].config(TASKS[task](**options), **model)  # pyright: ignore[reportArgumentType]
+        setting = replace(OURS[task], lr=LR_OF_CELL.get(cell, OURS[task].lr))
+        return setting.config(TASKS[task](**options), **model)  # pyright: ignore[reportArgumentType]
     options = {"length": length, "train_lengths": "grid", **options}
     training = TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100)
     if task == "copying":

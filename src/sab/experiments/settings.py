@@ -57,9 +57,9 @@ class Setting:
 PAPERS = {
     "ptb": Setting(hidden_size=1000, batch_size=32, lr=2e-3, epochs=12, patience=3, precision="bfloat16"),
     "text8": Setting(
-        hidden_size=1000, batch_size=64, lr=1e-3, epochs=3, patience=None, precision="bfloat16", evaluations=4
+        hidden_size=1000, batch_size=64, lr=1e-3, epochs=2, patience=None, precision="bfloat16", evaluations=2
     ),
-    "mnist": Setting(hidden_size=128, batch_size=64, lr=1e-3, epochs=50, patience=20, precision="float32"),
+    "mnist": Setting(hidden_size=128, batch_size=64, lr=1e-3, epochs=25, patience=8, precision="float32"),
 }
 """The paper's sizes, learning rates and clip. Its authors train for 100 epochs (ptb, mnist) and at most 30 (text8);
 precision and patience are ours."""

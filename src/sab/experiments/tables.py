@@ -11,7 +11,7 @@ from typing import Any, Literal
 from sab import data
 from sab.errors import ValueMistake, check_choice
 from sab.experiments.recipe import BATCH_SIZE, HIDDEN_SIZE, ours
-from sab.experiments.settings import PAPERS
+from sab.experiments.settings import BATCHES, PAPERS
 from sab.models import Method, ModelConfig
 from sab.tasks import TASKS, StoredTask, Task, Text8
 from sab.tasks.text8 import Part
@@ -56,6 +56,8 @@ class Row:
     cell: str = "lstm"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the task besides its length."""
+    otherwise: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model and its training that the row has otherwise than the setting or the recipe says."""
     is_clipped: bool = True
     """Whether gradients are clipped as the setting or the recipe says, or not at all."""
     other_lengths: tuple[int, ...] = ()
@@ -93,10 +95,11 @@ class Row:
     def config(self, seed: int, iterations: int | None = None, device: str = "auto") -> RunConfig:
         """The run of this row from a seed, with as many iterations as the row has or as are given."""
         config = self._ours() if self.reading == "ours" else self._papers()
-        changed: dict[str, Any] = {"seed": seed, "device": device}
+        changed: dict[str, Any] = {"seed": seed, "device": device, **self.otherwise}
         changed |= {} if iterations is None else {"iterations": iterations}
         changed |= {} if self.is_clipped else {"clip": None}
-        return replace(config, training=replace(config.training, **changed))
+        model = {option: changed.pop(option) for option in self.otherwise if hasattr(config.model, option)}
+        return replace(config, model=replace(config.model, **model), training=replace(config.training, **changed))
 
     def on(self, data_dir: Path | None) -> Row:
         """The row on what a folder of data has: on the text8 prefix where that is all of text8 that is there."""
@@ -262,6 +265,15 @@ def _text8() -> list[Row]:
     ]
 
 
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "mnist-bptt": {"iterations": 50 * BATCHES["mnist"], "patience": 20},
+    "mnist-sab-10-10-ours": {"incorporate": "add_bounded", "iterations": 15 * BATCHES["mnist"]},
+    "mnist-sab-14-10-ours-gru": {"incorporate": "add", "clip": 1.0, "on_nan": "skip"},
+}
+"""Full backpropagation sits on a plateau for 16 epochs; what is read every 10 steps is learned late with `add`; a GRU,
+whose state grows over 784 steps, learns with `add` alone, and leaves out an update now and then."""
+
+
 def _mnist() -> list[Row]:
     rows = [
         *_baselines("mnist", None, {None: "91.2 / 90.3"}),
@@ -270,7 +282,8 @@ def _mnist() -> list[Row]:
     ]
     chosen = next(row for row in rows if row.id == "mnist-sab-14-10-ours")
     permuted = [*_controls("mnist", None, None), replace(chosen, paper={})]
-    return [*rows, *(replace(row, options={"permuted": True}) for row in permuted), *_variants(chosen)]
+    rows += [*(replace(row, options={"permuted": True}) for row in permuted), *_variants(chosen)]
+    return [replace(row, otherwise=OTHERWISE.get(row.id, {})) for row in rows]
 
 
 ROWS: dict[str, Row] = {row.id: row for row in (*_copying(), *_adding(), *_ptb(), *_text8(), *_mnist())}
