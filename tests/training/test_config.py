@@ -16,6 +16,7 @@ from sab.training.config import TrainConfig, resolve_device
         ("iterations", 1.5),
         ("batch_size", 0),
         ("lr", 0.0),
+        ("lr", 1e31),
         ("lr", float("nan")),
         ("lr", "fast"),
         ("lr_decay", 1.5),

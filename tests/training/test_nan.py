@@ -222,6 +222,62 @@ def test_rolling_back_interrupted_and_resumed_equals_uninterrupted(
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.fixture
+def poison(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes the weights that the run first comes to a batch with such that its loss is NaN, whatever the rate."""
+
+    def by(number: int) -> None:
+        training = config.training
+        batch = config.task.batch(training.seed, number, training.batch_size)[1]
+        descend, bad = Updates._descend, []
+
+        def poisoned(self: Updates, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            loss, norm = descend(self, inputs, targets)
+            if torch.equal(targets, batch):
+                weights = torch.cat([parameter.detach().flatten() for parameter in self._model.parameters()])
+                bad.extend([] if bad else [weights])
+                loss = loss * (math.nan if torch.equal(weights, bad[0]) else 1.0)
+            return loss, norm
+
+        monkeypatch.setattr(Updates, "_descend", poisoned)
+
+    return by
+
+
+@pytest.mark.usefixtures("way")
+def test_a_checkpoint_that_trouble_follows_from_at_once_is_not_gone_back_to(
+    tmp_path: Path, run_training: Train, poison: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    poison(8)
+    options: dict[str, Any] = {"on_nan": "rollback", "iterations": 16, "checkpoint_minutes": 1e-9}
+    result = run_training(tmp_path / "run", **options)
+    assert result.message == "finished all 16 iterations (1 rollback)."
+    (warning,) = caplog.messages
+    assert "the loss of iteration 9 is nan; the run goes back to iteration 4" in warning
+
+
+def test_trouble_from_every_checkpoint_has_an_end(
+    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "MOST_ROLLBACKS", 3)
+    spoil({8})
+    result = run_training(tmp_path / "run", on_nan="rollback", iterations=16)
+    assert result.message.startswith("the loss of iteration 9 is nan, after 3 rollbacks; ")
+
+
+@pytest.mark.parametrize("after", [3, 8, 9, 11, 12, 13])
+def test_going_back_further_interrupted_and_resumed_equals_uninterrupted(
+    tmp_path: Path, run_training: Train, spoil: Spoil, after: int
+) -> None:
+    spoil({8}, above=0.25)
+    options: dict[str, Any] = {"on_nan": "rollback", "iterations": 12}
+    run_training(tmp_path / "whole", **options)
+    out = tmp_path / "pieces"
+    assert run_training(out, progress=PressCtrlC(after), **options).status == "interrupted"
+    run_training(out, resume=True, **options)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
 def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_training: Train, spoil: Spoil) -> None:
     spoil({2, 6}, above=0.25)
     run_training(tmp_path / "whole", on_nan="rollback", keep="best")
@@ -229,11 +285,12 @@ def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_tr
     assert contents(tmp_path / "often") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("number", [4, 6])
 @pytest.mark.parametrize("at", ["remove_old", "rewind", "remove_old_best"])
 def test_killed_in_a_rollback_and_resumed_equals_uninterrupted(
-    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch, at: str
+    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch, at: str, number: int
 ) -> None:
-    spoil({6}, above=0.25)
+    spoil({number}, above=0.25)
     options: dict[str, Any] = {"on_nan": "rollback", "keep": "best", "checkpoint_minutes": 1e-9}
     run_training(tmp_path / "whole", **options)
     out = tmp_path / "pieces"

@@ -78,7 +78,9 @@ class TrainingState:
     rollbacks: int = 0
     """How often the run went back to a checkpoint."""
     rollbacks_here: int = 0
-    """How often it did since it last came to a checkpoint on schedule."""
+    """How often it did since it last came to a checkpoint on schedule after the trouble."""
+    trouble_at: int = 0
+    """The iteration that it went back from the last time."""
     lr_factor: float = 1.0
     """What the learning rate is multiplied by."""
 
@@ -149,12 +151,12 @@ def moments(folder: Path) -> list[int]:
 def remove_old(folder: Path, config: RunConfig, step: int) -> None:
     """Removes all checkpoints but the newest of a run that is at `step`, and what a crash left of one.
 
-    Where the run may have to go back to the last one on schedule, that stays too.
+    Where the run may have to go back to the last one on schedule, or the one before it, these stay too.
     """
     training = config.training
     known = [one for one in map(_step_of, _complete(folder)) if one <= step]
     on_schedule = [one for one in known if one % training.checkpoint_every == 0]
-    _remove_others(folder, known[-KEPT:] + (on_schedule[-1:] if training.on_nan == "rollback" else []))
+    _remove_others(folder, known[-KEPT:] + (on_schedule[-2:] if training.on_nan == "rollback" else []))
 
 
 def remove_old_best(run: Run, best_at: int | None) -> None:
@@ -169,11 +171,12 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     best: Path | None = None,
     every: int = 1,
+    before: float = math.inf,
 ) -> TrainingState:
     """Puts the newest checkpoint that is whole into `model` and, where given, `optimizer` and the random states.
 
     Where `best` is given, one whose best weights are not whole in that folder is not whole itself. Those between two
-    multiples of `every` do not count.
+    multiples of `every` do not count, and those from the step `before` on do where there are no others.
     """
 
     def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
@@ -181,7 +184,7 @@ def load(
         weights = _load_tensors(checkpoint / MODEL, model.state_dict())
         return state, weights, _load_training(checkpoint / TRAINING, model)
 
-    state, weights, training = _newest_whole(folder, read, every)
+    state, weights, training = _newest_whole(folder, read, every, before)
     _put(weights, model)
     if optimizer is not None:
         _restore_training(model, optimizer, training)
@@ -300,10 +303,11 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + "[0-9]" * 8))
 
 
-def _newest_whole(folder: Path, read: Callable[[Path], T], every: int = 1) -> T:
+def _newest_whole(folder: Path, read: Callable[[Path], T], every: int = 1, before: float = math.inf) -> T:
     """What is read of the newest checkpoint that has nothing wrong; what newer ones have wrong is a warning."""
     wrong: list[str] = []
-    for checkpoint in reversed([one for one in _complete(folder) if _step_of(one) % every == 0]):
+    known = [one for one in _complete(folder) if _step_of(one) % every == 0]
+    for checkpoint in sorted(known, key=lambda one: (_step_of(one) < before, _step_of(one)), reverse=True):
         try:
             found = read(checkpoint)
         except ValueMistake as mistake:

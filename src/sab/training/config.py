@@ -17,6 +17,9 @@ OnNan = Literal["stop", "skip", "rollback"]
 MOST_THREADS = 1024
 """How many CPU threads torch may be told to use; with many more the process dies without a word."""
 
+LARGEST_LR = 1e30
+"""What Adam can divide by its corrections without leaving the numbers of float32."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -68,7 +71,7 @@ class TrainConfig:
         checked = {
             "iterations": check_int("iterations", self.iterations, 1),
             "batch_size": check_int("batch_size", self.batch_size, 1),
-            "lr": check_float("lr", self.lr, above=0),
+            "lr": check_float("lr", self.lr, above=0, maximum=LARGEST_LR),
             "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
             "threads": check_int("threads", self.threads, 1, optional=True, maximum=MOST_THREADS),
             "eval_every": check_int("eval_every", self.eval_every, 1),

@@ -106,10 +106,10 @@ class Trainer:
             checkpoint.remove_old_best(run, state.best_at)
         return run, state
 
-    def _load(self, run: Run, every: int = 1) -> TrainingState:
+    def _load(self, run: Run, every: int = 1, before: float = math.inf) -> TrainingState:
         """Puts the newest checkpoint, of those after a multiple of `every`, in the place of what was computed."""
         best = run.best if self._keeps_best else None
-        return checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every)
+        return checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every, before)
 
     def begin(self) -> None:
         """Gets ready for the first iteration."""
@@ -228,7 +228,7 @@ class Trainer:
             self._evaluate()
         if is_moment and distributed.is_first():
             checkpoint.save_moment(self.run.moments, self.config, self.model, self.state)
-        if is_on_schedule:
+        if is_on_schedule and self._made >= self.state.trouble_at:
             self.state.rollbacks_here = 0
         if is_saved:
             self._save()
@@ -267,12 +267,14 @@ class Trainer:
         run that is killed here comes to the same trouble and goes back again.
         """
         before = self.state
+        self._is_new = False  # and is kept, also where it goes back to its beginning
         updates.close()
         distributed.by_first(self._load_on_schedule)
         self._share()
         self.state.elapsed = before.elapsed
         self.state.rollbacks = before.rollbacks + 1
         self.state.rollbacks_here = before.rollbacks_here + 1
+        self.state.trouble_at = before.step + 1
         self.state.lr_factor = before.lr_factor / 2
         self._made = self.state.step
         if distributed.is_first():
@@ -287,7 +289,8 @@ class Trainer:
         logger.warning(f"{trouble}; the run goes back to iteration {self._made}, and on with {factor}.")
 
     def _load_on_schedule(self) -> None:
-        self.state = self._load(self.run, self.config.training.checkpoint_every)
+        """The last checkpoint on schedule; from one of this very step the same trouble would follow at any rate."""
+        self.state = self._load(self.run, self.config.training.checkpoint_every, before=self.state.step)
 
     def _ends_off_schedule(self) -> bool:
         """Whether the last iteration was made and has an evaluation of its own.
