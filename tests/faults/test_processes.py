@@ -88,6 +88,38 @@ def test_a_killed_process_ends_the_run_and_a_restart_resumes_it(processes: int, 
 
 
 @pytest.mark.slow
+def test_where_torchrun_is_killed_its_processes_end_with_a_checkpoint(tmp_path: Path, record: Record) -> None:
+    """Else they would go on without it, with the folder's lock, and nobody could resume the run."""
+    out = tmp_path / "several"
+    process = torchrun(2, words(out, iterations=100_000, eval_every=1000))
+    wait_for(lambda: list((out / "checkpoint").glob("step-0000002*")), process)
+    children = [child_of(process, rank) for rank in range(2)]
+    process.kill()
+    status, told, errors = finish(process)  # whose pipes its processes have too
+    assert status == -signal.SIGKILL
+    assert "Interrupted after " in told, errors
+    assert not any(Path(f"/proc/{child}/fd/0").exists() for child in children)
+    made = int(told.partition("Interrupted after ")[2].split()[0])
+    assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
+    assert not (out / ".lock").exists()
+    record("torchrun itself killed, 2 processes", 1, "all ended after the same iteration, with its checkpoint")
+
+
+@pytest.mark.slow
+def test_a_signal_that_torchrun_passes_on_ends_all(tmp_path: Path, record: Record) -> None:
+    """As a scheduler sends it to the command of a job."""
+    out = tmp_path / "several"
+    process = torchrun(2, words(out, iterations=100_000, eval_every=1000), "--signals-to-handle", "SIGTERM,SIGUSR1")
+    wait_for(lambda: list((out / "checkpoint").glob("step-0000002*")), process)
+    process.send_signal(signal.SIGUSR1)
+    _, told, errors = finish(process)
+    assert "Interrupted after " in told, errors
+    made = int(told.partition("Interrupted after ")[2].split()[0])
+    assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
+    record("SIGUSR1 to torchrun itself, 2 processes", 1, "all ended after the same iteration, with its checkpoint")
+
+
+@pytest.mark.slow
 def test_a_signal_ends_all_with_one_checkpoint(tmp_path: Path, record: Record) -> None:
     out = tmp_path / "several"
     process = torchrun(2, words(out, iterations=100_000, eval_every=1000))

@@ -138,6 +138,31 @@ def test_one_that_cannot_begin_ends_all(tmp_path: Path) -> None:
     assert lives[1].told == ["sab: the first process must be able to begin; it tells why it is not."]
 
 
+def lose_the_parent(number: int, count: int, port: int) -> None:
+    """To the second process it seems, from its third iteration on, that the one that has started it is gone."""
+    be_one_of(number, count, port, as_on_a_gpu=False)
+    parent, iterate = os.getppid(), trainer.Trainer._iterate
+    calls = 0
+
+    def counted(self: trainer.Trainer, updates: Any) -> None:
+        nonlocal calls
+        calls += 1
+        iterate(self, updates)
+
+    if number == 1:
+        trainer.Trainer._iterate = counted
+        os.getppid = lambda: 1 if calls >= 3 else parent
+
+
+def test_processes_that_nobody_looks_after_end_with_a_checkpoint(tmp_path: Path) -> None:
+    port = free_port()
+    ways = [partial(lose_the_parent, number, 2, port) for number in range(2)]
+    lives = [Life(words(tmp_path / "several"), tmp_path / f"told{number}", way) for number, way in enumerate(ways)]
+    assert [life.end() for life in lives] == [130, 130], [life.told for life in lives]
+    assert "Interrupted after 3 iterations." in lives[0].told
+    assert (tmp_path / "several" / "checkpoint" / "step-00000003").is_dir()
+
+
 # In one process
 
 

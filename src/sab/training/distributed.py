@@ -27,6 +27,9 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """And how often it has started the processes anew."""
 
+_parents: list[int] = []
+"""The process that has started this one, as long as it is part of a run."""
+
 
 class Lost(Mistake):
     """Another process of the run has ended before its time."""
@@ -55,6 +58,11 @@ def started_together() -> int:
 def speaks() -> bool:
     """Whether this process is the one to print what the run came to, also while there is no run."""
     return started_together() == 1 or os.environ["RANK"] == "0"
+
+
+def is_orphan() -> bool:
+    """Whether torchrun, which has started this process, is gone: killed, or ended by a signal that it does not know."""
+    return bool(_parents) and os.getppid() != _parents[-1]
 
 
 def was_restarted() -> bool:
@@ -86,7 +94,11 @@ def joined(device: torch.device, batch_size: int) -> Iterator[torch.device]:
         fresh = group.PrefixStore(f"sab/{os.environ.get(RESTARTS, '0')}", store)  # pyright: ignore[reportPrivateImportUsage]
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         group.init_process_group(backend, store=fresh, rank=rank, world_size=size)
-    yield device
+    _parents.append(os.getppid())
+    try:
+        yield device
+    finally:
+        _parents.clear()
     group.destroy_process_group()  # after an error the others may wait for this one, until torchrun ends them
 
 

@@ -140,7 +140,7 @@ class Trainer:
     def advance(self, interrupted: bool = False) -> None:
         """An iteration and what is due after it; or, where none is to follow, the `ending`."""
         assert self._updates is not None
-        interrupted = distributed.any_of(interrupted)
+        interrupted = distributed.any_of(interrupted or distributed.is_orphan())
         with self._turn():
             if interrupted:
                 self._read(self._updates)
