@@ -51,6 +51,7 @@ def test_an_address_where_nobody_is(address: str, reason: str, capsys: pytest.Ca
     told = capsys.readouterr().err
     wanted = "sab: --address must be that of a Ray cluster that can be reached, or auto"
     assert told.startswith(f"{wanted}; {address!r} is not: ")
+    assert not any(Path().iterdir()), "no folder is made for nothing"
     assert reason in told
     assert told.count("\n") == 1
 
@@ -116,7 +117,7 @@ def test_large_models_have_a_whole_gpu_and_small_ones_share_it(
     rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = Answers(monkeypatch)
-    plan = cluster.make_plan([rows[2]], [0], Path("runs"), Path("results"), None, None, "auto", None)
+    plan = cluster.make_plan([rows[2]], [0], Path("runs"), None, None, "auto", None)
     (job,) = plan.jobs
     for device, together, is_large, gpus in (
         ("cuda", 8, False, 0.125),
@@ -131,7 +132,7 @@ def test_large_models_have_a_whole_gpu_and_small_ones_share_it(
 
 def test_when_the_time_is_over_every_task_is_cancelled(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Answers(monkeypatch)
-    plan = cluster.make_plan(rows[:3], [0], Path("runs"), Path("results"), 1e-9, None, "auto", None)
+    plan = cluster.make_plan(rows[:3], [0], Path("runs"), 1e-9, None, "auto", None)
     driver = cluster._Driver(plan, Path("results"), "cpu", 8, None, cluster.FarBoard(None))
     driver.run(plan.is_late)
     assert ray.cancelled == [job.label for job in plan.jobs]
@@ -181,7 +182,7 @@ def test_a_task_that_fails_tells_why(rows: list[Row], monkeypatch: pytest.Monkey
 
 def test_reports_are_shown_and_a_lost_worker_is_told(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Answers(monkeypatch)
-    plan = cluster.make_plan(rows[2:3], [0], Path("runs"), Path("results"), None, None, "cpu", None)
+    plan = cluster.make_plan(rows[2:3], [0], Path("runs"), None, None, "cpu", None)
     (job,) = plan.jobs
     shown = Console(file=io.StringIO(), width=200)
     with Board(shown, 1) as board:

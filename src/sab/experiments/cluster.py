@@ -25,7 +25,7 @@ from rich.console import Console
 from sab.errors import ValueMistake, check_choice, check_int
 from sab.experiments.progress import Board
 from sab.experiments.records import Record
-from sab.experiments.reproduce import TOGETHER, Job, Outcome, Plan, Runner, is_recorded, make_plan
+from sab.experiments.reproduce import TOGETHER, Job, Outcome, Plan, Runner, is_recorded, make_folders, make_plan
 from sab.experiments.tables import Row
 from sab.tasks import Headline
 from sab.training.config import resolve_device
@@ -78,9 +78,10 @@ def reproduce_on_ray(
     """
     check_choice("device", device, ("auto", "cpu", "cuda"))
     together = TOGETHER["cuda"] if together is None else check_int("together", together, 1)
-    folders = out.absolute(), results, minutes, iterations, device, None if data_dir is None else data_dir.absolute()
-    plan = make_plan(rows, seeds, *folders)
+    data_dir = None if data_dir is None else data_dir.absolute()
+    plan = make_plan(rows, seeds, out.absolute(), minutes, iterations, device, data_dir)
     with _connected(address), Interrupt() as interrupt, Board(console or Console(), plan.total) as board:
+        make_folders(out, results)
         kind = _kind(device, board)
         driver = _Driver(plan, results, kind, together, commit, board)
         driver.run(lambda: interrupt.requested or plan.is_late())

@@ -197,7 +197,8 @@ def reproduce(
     """
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
-    plan = make_plan(rows, seeds, out, results, minutes, iterations, device, data_dir)
+    plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
+    make_folders(out, results)
     with (
         torch_settings(plan.jobs[0].config.training, where),
         Interrupt() as interrupt,
@@ -238,13 +239,12 @@ def make_plan(
     rows: Sequence[Row],
     seeds: Iterable[int],
     out: Path,
-    results: Path,
     minutes: float | None,
     iterations: int | None,
     device: str,
     data_dir: Path | None,
 ) -> Plan:
-    """What `reproduce` has to do; every mistake shows here, and the folders are made."""
+    """What `reproduce` has to do; every mistake shows here, and nothing is written."""
     deadline = math.inf
     if minutes is not None:
         seconds = 60 * check_float("minutes", minutes, above=0)
@@ -260,10 +260,14 @@ def make_plan(
     lacking = {job.label for job in jobs if job.dataset in missing} - have_ended
     if len(lacking) == len(jobs):
         raise ValueMistake(" ".join(missing.values()), "data_dir")
+    return Plan(jobs, have_ended, missing, lacking, deadline)
+
+
+def make_folders(out: Path, results: Path) -> None:
+    """Makes the folders of the runs and of the records."""
     for option, folder in (("out", out), ("results", results)):
         with writing(folder, option):
             folder.mkdir(parents=True, exist_ok=True)
-    return Plan(jobs, have_ended, missing, lacking, deadline)
 
 
 def _missing_data(jobs: Iterable[Job]) -> dict[str, str]:
