@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 import sab
 from sab.report.page import document, explorer, live
 from sab.report.page.material import Material
-from sab.training import Run
+from sab.training import Run, train
 from sab.training.checkpoint import load_model
 from tests.browser.conftest import ROOT, Open
 
@@ -171,6 +172,76 @@ def test_dark_and_light(open_page: Open, run_page: Path) -> None:
     assert look(light) == look(dark)
     light.click("#theme")
     assert look(light) == was
+
+
+@pytest.fixture(scope="session")
+def two_models_page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose sequence is no image, at several moments of its training, and one whose sequence is one."""
+    path = tmp_path_factory.mktemp("pages")
+    config = run.config
+    train(config.task, config.model, replace(config.training, moments_every=1), path / "several")
+    symbols = explorer.of_run("symbols", Run.open(path / "several"))
+    pixels = replace(
+        symbols.scene, places=[min(step, 24) for step in range(26)], values=[step / 26 for step in range(26)]
+    )
+    made = document.parts(Material(runs={"one": run}), [symbols, replace(symbols, name="pixels", scene=pixels)])
+    (path / "two.html").write_text(document.page(made), encoding="utf-8")
+    return path / "two.html"
+
+
+def box(page: Page, selector: str) -> tuple[float, float, float, float]:
+    found = page.locator(selector).first.bounding_box()
+    assert found
+    return found["x"], found["y"], found["x"] + found["width"], found["y"] + found["height"]
+
+
+def test_training_is_stepped_through(open_page: Open, two_models_page: Path) -> None:
+    page = open_page(two_models_page)
+    page.focus("#moment")
+    seen: list[Any] = []
+    for key, moment in (
+        ("Home", "after 1 iterations"),
+        ("ArrowRight", "after 2 iterations"),
+        ("End", "after 4 iterations"),
+    ):
+        page.keyboard.press(key)
+        expect(page.locator("#moment-told")).to_have_text(moment)
+        page.wait_for_timeout(50)
+        assert any(one["yref"] == "y3" for one in shapes(page))  # credit is there at every moment
+        drawn = page.evaluate("document.getElementById('timeline').data.map(({y}) => y)")
+        assert drawn not in seen
+        seen.append(drawn)
+
+
+def test_figures_have_the_room_that_there_is(browser: Browser, two_models_page: Path) -> None:
+    with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
+        page.goto(two_models_page.as_uri())
+        page.locator("#map").scroll_into_view_if_needed()
+        page.wait_for_selector("#map .main-svg")
+        alone = box(page, "#map .main-svg")
+        page.select_option("#model", "1")
+        page.wait_for_selector("#image .main-svg")
+        beside = box(page, "#map .main-svg")
+        assert beside[2] <= box(page, "#image .main-svg")[0] < alone[2]
+        page.set_viewport_size({"width": 700, "height": 900})
+        page.wait_for_function("document.getElementById('timeline').layout.width < 700")
+        assert box(page, "#timeline .main-svg")[2] <= 700
+
+
+def test_the_map_follows_the_mouse_also_where_it_was_drawn_late(browser: Browser, two_models_page: Path) -> None:
+    with browser.new_page(viewport={"width": 1280, "height": 400}) as page:
+        page.goto(two_models_page.as_uri())
+        page.wait_for_selector("#timeline .main-svg")
+        assert page.locator("#map .main-svg").count() == 0  # it is far below
+        page.locator("#map").scroll_into_view_if_needed()
+        page.wait_for_selector("#map .nsewdrag")
+        left, top, right, bottom = box(page, "#map .nsewdrag")
+        before = page.input_value("#step")
+        page.mouse.move(left + 20, top + 5)
+        page.mouse.move((left + right) / 2, top + 10)
+        expect(page.locator("#step")).not_to_have_value(before)
+        page.mouse.move((left + right) / 2, bottom - 5)
+        expect(page.locator("#step")).to_have_value("26")
 
 
 @pytest.mark.parametrize("which", ["run_page", "results_page"])

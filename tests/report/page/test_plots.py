@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from sab.report.page.plots import Curve, band, curves
+from sab.report.page.plots import Curve, band, curves, logarithmic
 from sab.tasks import PTB, Adding, Copying
 
 SEEDS = [Curve([10, 20], [0.1, 0.5]), Curve([10, 20, 30], [0.3, None, 0.9]), Curve([20], [0.7])]
@@ -31,7 +31,7 @@ def test_curves_have_a_band_where_there_are_seeds() -> None:
 
 
 def test_an_error_has_a_logarithmic_axis() -> None:
-    drawn = curves({"one": SEEDS[:1]}, Adding.headline, "caption", {"type": "log"})
+    drawn = curves({"one": SEEDS[:1]}, Adding.headline, "caption", over_decades=True)
     assert drawn.figure["layout"]["yaxis"]["type"] == drawn.figure["layout"]["xaxis"]["type"] == "log"
     assert "type" not in curves({"one": SEEDS[:1]}, PTB.headline, "caption").figure["layout"]["yaxis"]
 
@@ -39,3 +39,16 @@ def test_an_error_has_a_logarithmic_axis() -> None:
 def test_many_lines_can_be_told_apart() -> None:
     drawn = curves({str(place): SEEDS[:1] for place in range(14)}, Copying.headline, "caption")
     assert len({(one["line"]["color"], one["line"]["dash"]) for one in drawn.figure["data"]}) == 14
+
+
+def test_ticks_of_a_logarithmic_axis_are_few_and_whole() -> None:
+    def shown(*values: float) -> list[str]:
+        made = logarithmic(values)
+        pairs = zip(made["tickvals"], made["ticktext"], strict=True)
+        return [told for value, told in pairs if min(values) <= value <= max(values)]
+
+    assert shown(100, 20_000) == ["100", "300", "1,000", "3,000", "10,000"]
+    assert shown(780, 7_800) == ["1,000", "2,000", "5,000"]
+    assert shown(0.00001, 0.2) == ["10<sup>−5</sup>", "10<sup>−4</sup>", "0.001", "0.01", "0.1"]
+    assert shown(3e6, 4e7) == ["5 × 10<sup>6</sup>", "10<sup>7</sup>", "2 × 10<sup>7</sup>"]
+    assert logarithmic([None, 0.0]) == {"type": "log"}

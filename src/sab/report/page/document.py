@@ -254,15 +254,17 @@ def _add_tables(made: Parts, material: Material) -> None:
         }
         if curves:
             caption = f"{title}: validation data, median and range of the seeds"
-            drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, {"type": "log", "dtick": "D2"})
+            drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, over_decades=True)
             body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
         body.append(elements.table(*cells, f"Table: {title}"))
         body += [elements.paragraph(STALE_TOLD)] if any_is_stale(rows, by_row) else []
     if not body:
         return
     told = "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest "
-    told += "to the highest of the seeds that were evaluated at an iteration."
-    end = [f"Not run: {', '.join(not_run)}."] if not_run and material.by_row else []
+    told += "to the highest of the seeds that were evaluated at an iteration. The numbers after a method are its "
+    told += "k_trunc and k_top. SAB is read as the paper has it written, as its authors' code has it released, or as "
+    told += "ours: with the scorer, the weighting and the training that this library recommends."
+    end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
     end += results.total_time(material.by_row)
     whole = elements.section(
         "tables", "Beside the paper", [elements.paragraph(told), *body, *map(elements.paragraph, end)]
@@ -318,15 +320,26 @@ def _curve_of_record(record: Record) -> plots.Curve:
 def _add_benchmark(made: Parts, records: Sequence[performance.Record]) -> None:
     if not records:
         return
+    required = [record for record in records if record["kind"] == "required"]
     body = [elements.paragraph(sentence) for sentence in performance.summary(records)]
+    body += [elements.paragraph(_cases(required))] if required else []
     if performance.verdicts(records):
         body.append(_add_figure(made, "ratios", plots.ratios(records)))
     swept = {case: performance.swept_records(records, case) for case in performance.SWEPT}
     body += [_add_figure(made, f"sweep-{case}", plots.sweep(found, case)) for case, found in swept.items() if found]
-    required = [record for record in records if record["kind"] == "required"]
     if required:
         body.append(elements.table(performance.HEADER, map(performance.cells, required), "Every case of the benchmark"))
     made.sections["speed"] = ("Speed", elements.section("speed", "Speed", body))
+
+
+def _cases(records: Sequence[performance.Record]) -> str:
+    """What the letters stand for."""
+    sizes = {
+        one["case"]: f"hidden size {one['hidden_size']:,}, {one['steps']:,} steps, batch {one['batch_size']}, on "
+        + one["device"].partition(" ")[0]
+        for one in records
+    }
+    return f"The cases: {'; '.join(f'{case}: {told}' for case, told in sorted(sizes.items()))}."
 
 
 def _id(told: str) -> str:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+LONG = 36
+"""How many characters stand in one line of a table."""
 Figure = dict[str, Any]
 """What plotly.js draws: `data` and `layout`."""
 
@@ -51,9 +53,15 @@ def digest(script: str) -> str:
 def table(header: Sequence[str], lines: Iterable[Sequence[str]], called: str) -> str:
     """A table that scrolls by itself where it is too wide; `called` is its name for those who do not see it."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    body = "".join(f"<tr>{''.join(map(_cell, line))}</tr>" for line in lines)
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{text(called)}">{whole}</div>'
+
+
+def _cell(told: str) -> str:
+    """A cell, of which one with much to tell has several lines."""
+    kind = ' class="long"' if len(told) > LONG else ""
+    return f"<td{kind}>{text(told)}</td>"
 
 
 def figure(name: str, drawn: Drawn) -> str:

@@ -91,9 +91,8 @@ def of_run(
     most = min(MOST_MOMENTS, room // (scene.steps * max(run.config.model.memory().k_top, 1)))
     others = _thinned([step for step in moments(run.moments) if step != iteration], max(most - 1, 0))
     new = [step for step in others if step not in {moment.iteration for moment in known}]
-    about = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
-    about += f"weights of iteration {iteration:,}."
     made: list[Moment] = []
+    damaged = ""
 
     def look(model: SequenceModel, step: int, traced_steps: int) -> None:
         answers = _thinned(sorted(scene.right), max(traced_steps // scene.steps, 1))
@@ -104,10 +103,14 @@ def of_run(
         for step in new:
             try:
                 look(load_moment(run, CPU, step), step, traced_steps // len(others))
-            except Mistake as mistake:  # it is damaged
-                about += f" {mistake}"
-    explored = Explorer(name, about, task, scene, run.config.model.k_att, tuple(made))
-    return explored.with_earlier([*_noted_of_run(run), *known])
+            except Mistake as mistake:
+                damaged += f" {mistake}"
+    explored = Explorer(name, "", task, scene, run.config.model.k_att, tuple(made))
+    explored = explored.with_earlier([*_noted_of_run(run), *known])
+    told = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
+    count = len(explored.moments)
+    told += f"weights of iteration {iteration:,}." if count == 1 else f"weights of {count} moments of the training."
+    return replace(explored, about=told + damaged)
 
 
 def of_record(record: Record) -> Explorer:
@@ -118,7 +121,8 @@ def of_record(record: Record) -> Explorer:
         scene = scene_of(config.task, inputs, targets)
     except Mistake:  # its data are not here
         scene = unknown_scene(config.task)
-    about = f"Seed {record['seed']}: a validation sequence, and mean attention weights over a batch of them."
+    about = f"{record['row']}, seed {record['seed']}: a validation sequence, and mean attention weights over a batch "
+    about += "of them."
     moments = tuple(_noted(record["attention"], config.task))
     return Explorer(record["row"], about, config.task, scene, record["attention"]["k_att"], moments)
 
@@ -256,6 +260,7 @@ def spec(explorer: Explorer) -> dict[str, Any]:
     scene = explorer.scene
     has_credit = any(moment.credit for moment in explorer.moments)
     made: dict[str, Any] = {"name": explorer.name, "about": explorer.about, "seen": scene.seen, "right": scene.right}
+    made["names"] = scene.names
     made |= {"at": scene.positions, "widths": scene.widths, "places": scene.places, "start": _start(explorer)}
     made["timeline"] = _timeline(scene, has_credit)
     made["map"] = _map(explorer) if any(moment.attention for moment in explorer.moments) else None

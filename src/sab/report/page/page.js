@@ -32,7 +32,7 @@ function themed(value, found) {
   return walk(value, "");
 }
 
-const CONFIG = { responsive: true, displayModeBar: false };
+const CONFIG = { displayModeBar: false };
 
 function draw(place, figure) {
   const found = colours();
@@ -45,11 +45,15 @@ function draw(place, figure) {
   };
   const { data: traces, layout } = themed(figure, found);
   const named = traces.filter(({ name, showlegend }) => name && showlegend !== false).length;
-  if (layout.showlegend !== false && place.clientWidth < 600) place.style.height = `${16 + 2.6 * Math.max(named, 2)}rem`; // a name a line
-  return Plotly.react(place, traces, { ...layout, template: { layout: base } }, CONFIG);
+  const isNarrow = layout.showlegend !== false && place.clientWidth < 600;
+  place.style.height = isNarrow ? `${16 + 2.6 * Math.max(named, 2)}rem` : ""; // a name a line
+  const size = { width: place.clientWidth, height: place.clientHeight };
+  Plotly.react(place, traces, { ...layout, ...size, template: { layout: base } }, CONFIG);
 }
 
-// Figures are drawn when they come near.
+// Figures are drawn when they come near; those of the explorer, which change all the time, as long as they are.
+
+const CLOSE = { rootMargin: "400px" };
 
 const near = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
@@ -57,11 +61,17 @@ const near = new IntersectionObserver((entries) => {
     near.unobserve(target);
     draw(target, data.figures[target.id]);
   }
-}, { rootMargin: "400px" });
+}, CLOSE);
 
 function drawFigures() {
   for (const name of Object.keys(data.figures)) near.observe(byId(name));
 }
+
+const inSight = new Set();
+const sight = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) inSight[isIntersecting ? "add" : "delete"](target.id);
+  if (entries.some(({ isIntersecting }) => isIntersecting)) exploreSoon();
+}, CLOSE);
 
 // The explorer.
 
@@ -69,7 +79,8 @@ const model = () => data.explorers[chosen.model];
 const moment = () => model().moments[chosen.moment];
 const number = (value) => Number(value.toPrecision(3)).toString();
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // for a figure
-const percent = (share) => `${number(100 * share)} %`;
+const percent = (share) => `${number(100 * share)}\u00a0%`;
+const named = (sign) => model().names[sign] ?? sign;
 
 function listed(entries) {
   return entries.length < 2 ? entries.join("") : `${entries.slice(0, -1).join(", ")} and ${entries.at(-1)}`;
@@ -79,10 +90,10 @@ function tell() {
   const { seen, right } = model();
   const { reads, says, credit, of } = moment();
   const step = chosen.step;
-  let told = `Step ${step} sees ${seen[step - 1]}`;
-  if (says[step] !== undefined) told += ` and says ${says[step]}; right is ${right[step]}`;
-  else if (right[step] !== undefined) told += `; right is ${right[step]}`;
-  const read = (reads[step] ?? []).slice(0, 3).map(([at, weight]) => `step ${at} (${seen[at - 1]}) with weight ${number(weight)}`);
+  let told = `Step ${step} sees ${named(seen[step - 1])}`;
+  if (says[step] !== undefined) told += ` and says ${named(says[step])}; right is ${named(right[step])}`;
+  else if (right[step] !== undefined) told += `; right is ${named(right[step])}`;
+  const read = (reads[step] ?? []).slice(0, 3).map(([at, weight]) => `step ${at} (${named(seen[at - 1])}) with weight ${number(weight)}`);
   told += read.length ? `. It reads ${listed(read)}${of ? `, ${of}` : ""}.` : ". It reads nothing.";
   const [best] = credit[step]?.paths ?? [];
   if (best) told += ` The largest path of its credit skips ${best[1].map(([from, to]) => `from ${from} to ${to}`).join(", then ")}: ${percent(best[0])}.`;
@@ -130,7 +141,7 @@ function numbers() {
   const parts = new Map(credit.steps.map((step, place) => [step, [credit.direct[place], credit.chain[place], credit.skip[place]]]));
   const rows = [...new Set([...weights.keys(), ...parts.keys()])].sort((one, other) => one - other).map((step) => {
     const row = document.createElement("tr");
-    const cells = [step, seen[step - 1], weights.has(step) ? number(weights.get(step)) : "–", ...(parts.get(step) ?? []).map(number)];
+    const cells = [step, named(seen[step - 1]), weights.has(step) ? number(weights.get(step)) : "–", ...(parts.get(step) ?? []).map(number)];
     for (const cell of [...cells, "–", "–", "–"].slice(0, 6)) row.append(Object.assign(document.createElement("td"), { textContent: cell }));
     return row;
   });
@@ -141,12 +152,18 @@ function drawTimeline(found) {
   const { at, widths, timeline } = model();
   const credit = moment().credit[chosen.step];
   const figure = structuredClone(timeline);
-  for (const trace of figure.data) {
-    if (!credit || !(trace.name in credit)) continue;
-    trace.x = credit.steps.map((step) => at[step - 1]);
-    trace.width = credit.steps.map((step) => Math.max(0.8 * widths[step - 1], at.at(-1) / 300));
-    trace.y = credit[trace.name];
+  // The parts of a step's credit are beside each other: they are norms, which do not add up.
+  const parts = figure.data.filter((trace) => credit && trace.name in credit);
+  const least = 0.01 * Math.max(...parts.flatMap((trace) => credit[trace.name]));
+  const present = (credit?.steps ?? []).map((_, place) => parts.filter((trace) => credit[trace.name][place] > least));
+  for (const trace of parts) {
+    const own = [...credit.steps.keys()].filter((place) => present[place].includes(trace));
+    const room = (place) => Math.max(0.8 * widths[credit.steps[place] - 1], at.at(-1) / 300);
+    trace.width = own.map((place) => room(place) / present[place].length);
+    trace.x = own.map((place, which) => at[credit.steps[place] - 1] - room(place) / 2 + (present[place].indexOf(trace) + 0.5) * trace.width[which]);
+    trace.y = own.map((place) => credit[trace.name][place]);
   }
+  for (const { textfont, x } of figure.data) if (textfont && x.length > 1) textfont.size = Math.min(16, 1.5 * stepWidth());
   const answers = figure.data.find((trace) => trace.name === "answers");
   const { right } = model();
   const { says } = moment();
@@ -158,18 +175,29 @@ function drawTimeline(found) {
   draw(byId("timeline"), figure);
 }
 
+// How wide an ordinary step is on the screen.
+const stepWidth = () => (byId("timeline").clientWidth - 32) / model().at.at(-1);
+
+// Where the time line is wider than the screen, the chosen step is kept in sight.
+function scrollToStep() {
+  const { scrollLeft, clientWidth } = byId("timeline").parentElement;
+  const at = 16 + stepWidth() * model().at[chosen.step - 1];
+  if (at < scrollLeft + 16 || at > scrollLeft + clientWidth - 16) byId("timeline").parentElement.scrollLeft = at - clientWidth / 2;
+}
+
 function drawMap(found) {
   const { map } = model();
-  if (byId("map-figure").hidden) return;
+  if (byId("map-figure").hidden || !inSight.has("map")) return;
   const figure = structuredClone(map);
   figure.data[0].z = moment().attention;
   figure.layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: chosen.step, y1: chosen.step, line: { color: found["@2"], width: 1.5 } }];
   draw(byId("map"), figure);
+  follow(byId("map"), ({ y }) => y);
 }
 
 function drawImage() {
   const { image, places } = model();
-  if (!image) return;
+  if (!image || !inSight.has("image")) return;
   const side = Math.round(Math.sqrt(places.length));
   const figure = structuredClone(image);
   const put = (name, marks) => {
@@ -204,13 +232,22 @@ function explore() {
   byId("moment").setAttribute("aria-valuetext", moment().told);
   byId("timeline").classList.toggle("short", !timeline.layout.yaxis4);
   byId("key").hidden = !timeline.layout.yaxis4;
-  byId("timeline").style.minWidth = `${Math.min(7 * model().at.at(-1), 720)}px`;
+  const hasSymbols = timeline.data.some(({ mode, x }) => mode === "text" && x.length > 1);
+  byId("timeline").style.minWidth = hasSymbols ? `${Math.min(8 * model().at.at(-1), 1100)}px` : "";
   byId("map-figure").hidden = !model().map || !moment().attention.length;
   byId("image-figure").hidden = !model().image;
   drawTimeline(found);
+  scrollToStep();
   drawMap(found);
   drawImage();
   numbers();
+}
+
+// The step under the mouse becomes the chosen one.
+function follow(place, step) {
+  if (place.dataset.followed) return;
+  place.dataset.followed = "yes";
+  for (const event of ["plotly_hover", "plotly_click"]) place.on(event, ({ points }) => choose({ step: step(points[0]) }));
 }
 
 let planned = false;
@@ -235,10 +272,9 @@ function startExplorer() {
   byId("step").addEventListener("input", (event) => choose({ step: Number(event.target.value) }));
   byId("moment").addEventListener("input", (event) => choose({ moment: Number(event.target.value) }));
   explore();
-  for (const event of ["plotly_hover", "plotly_click"]) {
-    byId("timeline").on(event, ({ points }) => choose({ step: points[0].pointNumber + 1 }));
-    byId("map").on?.(event, ({ points }) => choose({ step: points[0].y }));
-  }
+  follow(byId("timeline"), ({ pointNumber }) => pointNumber + 1);
+  sight.disconnect();
+  for (const id of ["map", "image"]) sight.observe(byId(id));
 }
 
 // The switch of the theme, and what is new.
@@ -253,6 +289,8 @@ function redraw() {
   for (const name of Object.keys(data.figures)) if (byId(name).classList.contains("js-plotly-plot")) draw(byId(name), data.figures[name]);
   if (data.explorers.length) explore();
 }
+
+addEventListener("resize", () => requestAnimationFrame(redraw));
 
 const wantsDark = matchMedia("(prefers-color-scheme: dark)");
 setTheme(wantsDark.matches ? "dark" : "light");

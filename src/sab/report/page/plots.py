@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
+from math import ceil, floor, log10
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ COLOURS = [f"@{place}" for place in range(1, 7)]
 """The page's colours for lines, which people with any kind of colour vision can tell apart."""
 FAINT = "~"
 """Ends the name of a colour that lets what is behind it be seen."""
-LOGARITHMIC = {"type": "log", "exponentformat": "power"}
 DASHES = ("solid", "dash", "dot")
 
 
@@ -32,22 +32,42 @@ def axis(title: str, **options: Any) -> dict[str, Any]:
     return {"title": {"text": label(title)}, **options}
 
 
-def value_axis(headline: Headline) -> dict[str, Any]:
+def logarithmic(values: Iterable[float | None]) -> dict[str, Any]:
+    """Options of a logarithmic axis for these values: few ticks, each with a whole number of its own, where plotly.js
+    writes single digits between powers of ten, and one over the other."""
+    found = [value for value in values if value is not None and value > 0]
+    if not found:
+        return {"type": "log"}
+    low, high = log10(min(found)), log10(max(found))
+    steps = (1, 2, 5) if high - low < 1.4 else (1, 3) if high - low < 2.6 else (1,)
+    ticks = [step * 10.0**power for power in range(floor(low) - 1, ceil(high) + 1) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": list(map(_tick, ticks))}
+
+
+def _tick(value: float) -> str:
+    if 1e-3 <= value < 1e6:
+        return f"{value:,.12g}"
+    power = floor(log10(value) + 1e-9)
+    factor = round(value / 10.0**power)
+    return f"{'' if factor == 1 else f'{factor} × '}10<sup>{str(power).replace('-', chr(0x2212))}</sup>"
+
+
+def value_axis(headline: Headline, values: Iterable[float | None]) -> dict[str, Any]:
     """The axis of a task's metric: a logarithmic one where it is shown by its leading digits, as errors are."""
     if headline.spec.endswith("%"):
         return axis(headline.label, tickformat=".0%", range=[-0.02, 1.03])
-    return axis(headline.label, **(LOGARITHMIC if headline.spec.endswith("g") else {}))
+    return axis(headline.label, **(logarithmic(values) if headline.spec.endswith("g") else {}))
 
 
 # Learning curves
 
 
 def curves(
-    groups: Mapping[str, Sequence[Curve]], headline: Headline, caption: str, iterations: Mapping[str, Any] | None = None
+    groups: Mapping[str, Sequence[Curve]], headline: Headline, caption: str, over_decades: bool = False
 ) -> Drawn:
     """A line for each group, the median of its seeds, in a band that reaches from the lowest to the highest.
 
-    `iterations` are options of that axis.
+    With `over_decades` the axis of iterations is logarithmic, for runs of very different lengths.
     """
     data: list[dict[str, Any]] = []
     for place, ((name, seeds), colour) in enumerate(zip(groups.items(), cycle(COLOURS), strict=False)):
@@ -62,9 +82,11 @@ def curves(
         data.append({"x": steps, "y": middle, "mode": mode, "name": label(told), "line": line})
         data[-1] |= {"marker": {"color": colour}, "legendgroup": str(place)}
     chance = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": headline.chance, "y1": headline.chance}
+    steps = [step for seeds in groups.values() for curve in seeds for step in curve.steps]
+    values = [value for seeds in groups.values() for curve in seeds for value in curve.values]
     layout: Figure = {
-        "xaxis": axis("iteration", **iterations or {"rangemode": "tozero"}),
-        "yaxis": value_axis(headline),
+        "xaxis": axis("iteration", **(logarithmic(steps) if over_decades else {"rangemode": "tozero"})),
+        "yaxis": value_axis(headline, [*values, headline.chance]),
     }
     layout["shapes"] = [{**chance, "line": {"color": "@muted", "dash": "dot", "width": 1.5}}]
     layout["hovermode"] = "x unified"
@@ -120,8 +142,13 @@ def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
     ]
     swept = sorted({record[entry] for record in records})
     called = {"T": "steps T", "n": "hidden size n"}[symbol]
-    layout: Figure = {"xaxis": axis(called, type="log", tickvals=swept, ticktext=[f"{one:,}" for one in swept])}
-    layout["yaxis"] = axis("microseconds a step", **LOGARITHMIC)
+    told = swept[:1]
+    for one in swept[1:]:
+        told += [one] if one >= 1.4 * told[-1] else []  # nearer ones would be written over each other
+    layout: Figure = {"xaxis": axis(called, type="log", tickvals=told, ticktext=[f"{one:,}" for one in told])}
+    layout["yaxis"] = axis(
+        "microseconds a step", **logarithmic(time for known in points.values() for time in known.values())
+    )
     caption = f"What a step costs against {called}, forward and backward, {_way(way)}"
     lines = [[f"{one:,}", *(_microseconds(known.get(one)) for known in points.values())] for one in swept]
     ends = ", ".join(
@@ -137,18 +164,26 @@ def ratios(records: Sequence[performance.Record]) -> Drawn:
     found = performance.verdicts(records)
     data: list[dict[str, Any]] = []
     cases = [f"{one['case']}, {one['scorer']}" for one in found]
+    places, target = list(range(len(cases))), "at most, by the target"
+    columns: dict[str, list[float | None]] = {}
     for way, colour in zip(dict.fromkeys(way for one in found for way in one["ratio"]), COLOURS, strict=False):
-        values = [shown(one["ratio"][way]) if way in one["ratio"] else None for one in found]
-        data.append({"type": "bar", "x": cases, "y": values, "name": _way(way), "marker": {"color": colour}})
-    targets = {"x": cases, "y": [one["target"] for one in found], "mode": "markers", "name": "at most, by the target"}
-    data.append({**targets, "marker": {"symbol": "line-ew-open", "size": 18, "color": "@ink", "line": {"width": 2}}})
-    layout: Figure = {"xaxis": axis("case, scorer"), "yaxis": axis("time over nn.LSTM's", rangemode="tozero")}
-    layout |= {"barmode": "group"}
+        values = columns[_way(way)] = [shown(one["ratio"][way]) if way in one["ratio"] else None for one in found]
+        bars = {"type": "bar", "x": places, "y": values, "name": _way(way), "marker": {"color": colour}}
+        data.append({**bars, "hovertext": cases, "hovertemplate": "%{hovertext}: %{y}"})
+    columns[target] = [one["target"] for one in found]
+    # A line over the bars of each case, as wide as they are.
+    ends = [end for place in places for end in (place - 0.4, place + 0.4, None)]
+    heights = [height for one in columns[target] for height in (one, one, None)]
+    data.append({"x": ends, "y": heights, "mode": "lines", "name": target, "line": {"color": "@ink", "width": 2}})
+    data[-1]["hoverinfo"] = "skip"
+    layout: Figure = {"xaxis": axis("case, scorer", tickvals=places, ticktext=list(map(label, cases)), showgrid=False)}
+    layout["xaxis"]["range"] = [-0.6, len(cases) - 0.4]
+    layout |= {"yaxis": axis("time over nn.LSTM's", rangemode="tozero"), "barmode": "group"}
     lines = [
         [case, *(NONE if value is None else f"{value:.2f}" for value in values)]
-        for case, *values in zip(cases, *(one["y"] for one in data), strict=True)
+        for case, *values in zip(cases, *columns.values(), strict=True)
     ]
-    header = ("case, scorer", *(str(one["name"]) for one in data))
+    header = ("case, scorer", *columns)
     told = " ".join(performance.summary(records))
     return Drawn(
         {"data": data, "layout": layout}, "Time over that of torch.nn.LSTM, forward and backward", told, header, lines

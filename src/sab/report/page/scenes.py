@@ -37,6 +37,8 @@ class Scene:
     """The place of each step's pixel in an image, counted along its lines."""
     quiet: frozenset[int] = frozenset()
     """Steps at which nothing happens, which need little room."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What signs are called in a sentence."""
 
     @property
     def steps(self) -> int:
@@ -65,7 +67,7 @@ def scene_of(task: Task, inputs: Tensor, targets: Tensor, row: int = 0) -> Scene
         return _digits(inputs[:, row].tolist(), targets[:, row].tolist())
     if isinstance(task, CharacterTask):
         seen, said = (_signs(task.decode(symbols[:, row].tolist())) for symbols in (inputs, targets))
-        return Scene(seen, dict(enumerate(said, start=1)))
+        return Scene(seen, dict(enumerate(said, start=1)), names={SIGNS[" "]: "a space", SIGNS["\n"]: "a line's end"})
     if isinstance(task, Adding):
         values, marks = inputs[:, row].t().tolist()
         marked = [step for step, mark in enumerate(marks, start=1) if mark]
@@ -100,7 +102,8 @@ def _digits(inputs: Sequence[int], targets: Sequence[int]) -> Scene:
     answers = range(len(inputs) - DIGITS + 1, len(inputs) + 1)
     seen = ["?" if symbol == MARKER else _digit(symbol) for symbol in inputs]
     quiet = {step for step, symbol in enumerate(inputs, start=1) if symbol == BLANK} - set(answers)
-    return Scene(seen, {step: _digit(targets[step - 1]) for step in answers}, quiet=frozenset(quiet))
+    names = {NOTHING: "a blank", "?": "the marker"}
+    return Scene(seen, {step: _digit(targets[step - 1]) for step in answers}, quiet=frozenset(quiet), names=names)
 
 
 def _digit(symbol: int) -> str:
