@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how many models of each kind")
     parser.add_argument("--quick", action="store_true", help="hardly any training, to see that it works")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # so small a model gains little from more, and loses much where others want the cores
     problem = PROBLEMS[options.data]
     iterations, seeds = (5, 1) if options.quick else (options.iterations or problem.iterations, options.seeds)
     try:

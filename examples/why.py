@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("why.png"), help="the picture: .png, .pdf or .svg")
     parser.add_argument("--quick", action="store_true", help="hardly any training, to see that it works")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # so small a model gains little from more, and loses much where others want the cores
     torch.manual_seed(0)
     model = Repeater()
     train(model, 10 if options.quick else 700)
