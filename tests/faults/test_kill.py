@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from pathlib import Path
 from random import Random
@@ -75,13 +76,22 @@ def kill_and_resume(folder: Path, kills: int, longest: float, iterations: int, s
     while killer.kills < kills:
         out, runs = folder / f"run-{runs}", runs + 1
         while True:
+            before = complete(out)
             life = Life(train(out, *options), folder / "told")
-            if killer.kills < kills and killer.strike(life, out):
-                continue
-            assert life.end() == 0, life.told
-            break
+            was_killed = killer.kills < kills and killer.strike(life, out)
+            assert was_killed or life.end() == 0, life.told
+            begun = re.search("iterations ([0-9]+) to", " ".join(life.told))
+            assert begun is None or int(begun[1]) == max(before, default=0), "no more is repeated than has to be"
+            assert len(complete(out)) >= min(len(before), 2), "and there are two to go on from"
+            if not was_killed:
+                break
         assert contents(out) == expected
     return killer, runs
+
+
+def complete(out: Path) -> list[int]:
+    """The steps of the checkpoints that are there as a whole."""
+    return [int(path.name.removeprefix("step-")) for path in (out / "checkpoint").glob("step-*")]
 
 
 def test_killed_three_times(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from sab.training import trainer
 from tests.faults.conftest import Record
-from tests.faults.lives import Life, contents, train
+from tests.faults.lives import Life, contents, newest, train
 
 OPTIONS = "--eval-every 20 --checkpoint-every 50".split()
 
@@ -61,6 +64,46 @@ def test_sixty_signals(tmp_path: Path, record: Record) -> None:
         heard,
         "a checkpoint, exit status 130, 143 or 138, and the command to resume, with which the run equals the whole one",
     )
+
+
+def announce_evaluations(path: Path) -> None:
+    """Makes a file when an evaluation begins."""
+    evaluate = trainer.evaluate
+
+    def announced(*arguments: Any) -> dict[str, float]:
+        path.touch()
+        return evaluate(*arguments)
+
+    trainer.evaluate = announced
+
+
+def in_an_evaluation(out: Path, batches: int) -> Life:
+    """A process at the evaluation after its first iteration."""
+    arguments = [*train(out, "--eval-every", "1", "--iterations", "2"), "--eval-batches", str(batches)]
+    begun = out.with_suffix(".begun")
+    life = Life(arguments, out.with_suffix(".told"), partial(announce_evaluations, begun))
+    assert life.wait_for(begun.exists), life.told
+    return life
+
+
+def test_a_signal_in_an_evaluation_waits_for_its_end(tmp_path: Path) -> None:
+    life = in_an_evaluation(tmp_path / "run", 400)
+    life.send(signal.SIGTERM)
+    assert life.end() == 143, life.told
+    assert newest(tmp_path / "run").name == "step-00000001"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
+    life = in_an_evaluation(tmp_path / "run", 1_000_000)
+    life.send(signal.SIGINT)
+    time.sleep(0.1)
+    assert not life.is_over
+    life.send(signal.SIGINT)
+    assert life.end() == 130, life.told
+    assert life.told[-1] == "sab: interrupted."
+    assert newest(tmp_path / "run").name == "step-00000000"
+    assert not (tmp_path / "run" / ".lock").exists()
 
 
 def compete(folder: Path) -> None:
