@@ -915,7 +915,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return UNHEARD
         raise
     except OSError as error:
-        return _say_unheard(error)
+        return _say_refused(error) if error.filename is not None else _say_unheard(error)
+
+
+def _say_refused(error: OSError) -> int:
+    """Tells which file or folder the system refused, as one that is closed to this user."""
+    print(f"sab: {error.filename!r} must be there and open to you; it is not: {error.strerror}.", file=sys.stderr)
+    return MISTAKEN
 
 
 def _say_unheard(error: OSError) -> int:

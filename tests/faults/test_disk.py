@@ -149,6 +149,24 @@ def test_a_clock_that_jumps_back_in_five_runs(tmp_path: Path, whole: Any, record
     record("the clock back an hour at every look", 5, "equals the run whose clock went on")
 
 
+@pytest.mark.parametrize("command", ["train", "eval", "info", "plot", "report"])
+def test_a_folder_that_is_closed_to_this_user(tmp_path: Path, command: str) -> None:
+    arguments = train(tmp_path / "theirs") if command == "train" else [command, str(tmp_path / "theirs")]
+    (tmp_path / "theirs").mkdir(mode=0)
+    life = Life(arguments, tmp_path / "told", obey_permissions)
+    assert life.end() == 2
+    (sentence,) = life.told
+    assert sentence.startswith(f"sab: '{tmp_path / 'theirs'}")
+    assert sentence.endswith(" must be there and open to you; it is not: Permission denied.")
+
+
+def test_a_name_that_no_system_takes(tmp_path: Path) -> None:
+    life = Life(["eval", "a" * 300], tmp_path / "told")
+    assert life.end() == 2
+    (sentence,) = life.told
+    assert sentence.endswith("it is not: File name too long.")
+
+
 # What is printed: into a file on a full disk, or to a reader that has gone away
 
 

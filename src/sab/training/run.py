@@ -300,7 +300,9 @@ class Run:
         wanted = f"{str(path)!r} must be the result of a run"
         try:
             stored = read_json(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ValueMistake(f"{wanted}; it cannot be read: {error.strerror}.") from error
+        except ValueError as error:
             raise ValueMistake(f"{wanted}; it is not JSON.") from error
         try:
             return as_dataclass(Result, stored)
