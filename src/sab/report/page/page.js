@@ -53,15 +53,13 @@ function draw(place, figure) {
 
 // Figures are drawn when they come near; those of the explorer, which change all the time, as long as they are.
 
-const CLOSE = { rootMargin: "400px" };
-
 const near = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
     near.unobserve(target);
     draw(target, data.figures[target.id]);
   }
-}, CLOSE);
+}, { rootMargin: "400px" });
 
 function drawFigures() {
   for (const name of Object.keys(data.figures)) near.observe(byId(name));
@@ -69,9 +67,11 @@ function drawFigures() {
 
 const inSight = new Set();
 const sight = new IntersectionObserver((entries) => {
-  for (const { isIntersecting, target } of entries) inSight[isIntersecting ? "add" : "delete"](target.id);
-  if (entries.some(({ isIntersecting }) => isIntersecting)) exploreSoon();
-}, CLOSE);
+  for (const { isIntersecting, target } of entries) {
+    inSight[isIntersecting ? "add" : "delete"](target.id);
+    if (isIntersecting) ({ map: drawMap, image: drawImage })[target.id](colours());
+  }
+}, { rootMargin: "200px" });
 
 // The explorer.
 
