@@ -6,7 +6,6 @@ All are forked from one process that has imported everything, so that a life beg
 from __future__ import annotations
 
 import ctypes
-import json
 import multiprocessing
 import os
 import signal
@@ -17,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sab.cli import main
+from tests.training import runs
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["sab.cli", "sab.training.trainer", "torch._dynamo"])
-CLOCK = ("iterations_per_second", "elapsed")
-"""What a line of metrics.jsonl tells of the time that passed: all that may differ between two runs."""
 TINY = "copying --length 2 --hidden-size 16 --k-top 2 --k-trunc 4 --batch-size 4 --eval-batches 1 --threads 1".split()
 LONGEST = 120.0
 """Seconds after which a life should have come to its end."""
@@ -92,24 +90,10 @@ def train(out: Path, *options: str) -> list[str]:
     return ["train", *TINY, *options, "--out", str(out), *resume]
 
 
-def newest(out: Path) -> Path:
-    return max((out / "checkpoint").glob("step-*"))
-
-
 def contents(out: Path) -> dict[str, Any]:
-    """All that a run computed, to the last bit: everything but the time it took."""
-    last = newest(out)
-    state = json.loads((last / "state.json").read_text())["state"]
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    result = json.loads((out / "result.json").read_text())
-    return {
-        "metrics": [json.dumps({key: value for key, value in line.items() if key not in CLOCK}) for line in lines],
-        "result": {key: result[key] for key in ("status", "message", "iterations", "metrics", "valid", "best_at")},
-        "state": {key: value for key, value in state.items() if key not in ("elapsed", "seconds")},
-        "weights": (last / "model.safetensors").read_bytes(),
-        "training": (last / "training.safetensors").read_bytes(),
-        "best": [(path / "model.safetensors").read_bytes() for path in sorted((out / "best").glob("step-*"))][-1:],
-    }
+    """All that a run computed, to the last bit; options that change nothing and older best weights do not count."""
+    found = runs.contents(out)
+    return found | {"config": "", "best": found["best"].get(max(found["best"], default=""))}
 
 
 def obey_permissions() -> None:

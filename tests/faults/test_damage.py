@@ -11,7 +11,8 @@ import pytest
 
 from sab.cli import main
 from tests.faults.conftest import Record
-from tests.faults.lives import contents, newest, train
+from tests.faults.lives import contents, train
+from tests.training.runs import newest
 
 OPTIONS = "--iterations 30 --eval-every 4 --checkpoint-every 9 --keep best".split()
 

@@ -14,7 +14,8 @@ import pytest
 
 from sab.training import trainer
 from tests.faults.conftest import Record
-from tests.faults.lives import Life, contents, newest, train
+from tests.faults.lives import Life, contents, train
+from tests.training.runs import newest
 
 OPTIONS = "--eval-every 20 --checkpoint-every 50".split()
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +24,10 @@ from sab.training.checkpoint import TrainingState, load_kept, load_model
 from sab.training.evaluation import evaluate
 from sab.training.progress import Progress
 from sab.training.trainer import Trainer
+from tests.training.runs import PressCtrlC, contents, newest
 from tests.training.test_graph import Recorder, has_gpu, pretend
 
 CPU = torch.device("cpu")
-CLOCK = ("iterations_per_second", "elapsed")
 Train = Callable[..., Result]
 Script = Callable[[Mapping[int, float]], None]
 ACCURACY = Copying.headline
@@ -64,19 +63,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     return follow
 
 
-class PressCtrlC(Progress):
-    def __init__(self, at: int):
-        self.at = at
-
-    def iteration(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(signal.SIGINT)
-
-
-def newest(out: Path) -> Path:
-    return max((out / "checkpoint").iterdir())
-
-
 def kept(out: Path) -> list[int]:
     """The iterations whose weights are in best/."""
     return sorted(int(path.name.removeprefix("step-")) for path in (out / "best").glob("*"))
@@ -84,21 +70,6 @@ def kept(out: Path) -> list[int]:
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-def contents(out: Path) -> dict[str, Any]:
-    """All that a run computed: everything but the time it took."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    state = json.loads((newest(out) / "state.json").read_text())["state"]
-    return {
-        "config": (out / "config.json").read_text(),
-        "metrics": [{key: value for key, value in line.items() if key not in CLOCK} for line in lines],
-        "result": {**json.loads((out / "result.json").read_text()), "wall_time": 0},
-        "state": {key: value for key, value in state.items() if key not in ("elapsed", "seconds")},
-        "model": weights(newest(out)),
-        "training": (newest(out) / "training.safetensors").read_bytes(),
-        "best": {path.name: weights(path) for path in (out / "best").glob("*")},
-    }
 
 
 # What counts as better

@@ -24,11 +24,10 @@ from sab.training import checkpoint as checkpoints
 from sab.training.batches import Batches
 from sab.training.checkpoint import TrainingState, load_model
 from sab.training.graph import Graphs
-from sab.training.progress import Progress
 from sab.training.updates import DeviceUpdates, build_optimizer
+from tests.training.runs import PressCtrlC, lines, newest
 
 CPU = torch.device("cpu")
-CLOCK = ("iterations_per_second", "elapsed")
 has_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
@@ -43,12 +42,8 @@ class Recorder:
         return function
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in CLOCK} for line in Run.open(out).evaluations()]
-
-
 def weights(out: Path) -> dict[str, Tensor]:
-    checkpoint = max((out / "checkpoint").iterdir())
+    checkpoint = newest(out)
     return load_file(checkpoint / "model.safetensors") | load_file(checkpoint / "training.safetensors")
 
 
@@ -232,15 +227,6 @@ def test_replayed_equals_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     train(task, model, training, tmp_path / "replayed")
     assert recorder.recordings == 3
     assert_same(tmp_path / "replayed", tmp_path / "called")
-
-
-class PressCtrlC(Progress):
-    def __init__(self, at: int):
-        self.at = at
-
-    def iteration(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.usefixtures("like_a_gpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import signal
 from collections.abc import Callable
@@ -20,9 +19,9 @@ from torch import Tensor
 from sab.training import Result, Run, RunConfig, trainer, updates
 from sab.training.progress import Lines, Progress
 from sab.training.updates import Updates
+from tests.training.runs import contents
 from tests.training.test_graph import Recorder, pretend
 
-CLOCK = ("iterations_per_second", "elapsed")
 Train = Callable[..., Result]
 Spoil = Callable[..., None]
 
@@ -82,19 +81,6 @@ def steps(out: Path) -> list[int]:
 def tensors(out: Path, step: int) -> dict[str, bytes]:
     folder = out / "checkpoint" / f"step-{step:08d}"
     return {name: (folder / name).read_bytes() for name in ("model.safetensors", "training.safetensors")}
-
-
-def contents(out: Path) -> dict[str, Any]:
-    """All that a run computed: everything but the time it took."""
-    last = steps(out)[-1]
-    state = json.loads((out / "checkpoint" / f"step-{last:08d}" / "state.json").read_text())["state"]
-    result = json.loads((out / "result.json").read_text())
-    return {
-        "lines": [{key: one for key, one in line.items() if key not in CLOCK} for line in Run.open(out).evaluations()],
-        "state": {key: value for key, value in state.items() if key not in ("elapsed", "seconds")},
-        "result": {**result, "wall_time": 0},
-        **tensors(out, last),
-    }
 
 
 def assert_finite(out: Path) -> None:
@@ -282,7 +268,7 @@ def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_tr
     spoil({2, 6}, above=0.25)
     run_training(tmp_path / "whole", on_nan="rollback", keep="best")
     run_training(tmp_path / "often", on_nan="rollback", keep="best", checkpoint_minutes=1e-9)
-    assert contents(tmp_path / "often") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "often") | {"config": ""} == contents(tmp_path / "whole") | {"config": ""}
 
 
 @pytest.mark.parametrize("number", [4, 6])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,33 +16,11 @@ from rich.console import Console
 from sab.tasks import Copying
 from sab.training import Run, RunConfig, train, train_seeds
 from sab.training.progress import Progress, progress_for_each
-
-CLOCK = ("iterations_per_second", "elapsed")
-
-
-def contents(out: Path) -> dict[str, Any]:
-    """All that a run computed: everything but the time it took."""
-    newest = max((out / "checkpoint").iterdir())
-    state = json.loads((newest / "state.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {
-        "config": (out / "config.json").read_text(),
-        "metrics": [{key: value for key, value in line.items() if key not in CLOCK} for line in lines],
-        "result": {**json.loads((out / "result.json").read_text()), "wall_time": 0},
-        "state": {**state, "state": {**state["state"], "elapsed": 0, "seconds": 0}, "digest": ""},
-        "weights": (newest / "model.safetensors").read_bytes(),
-        "training": (newest / "training.safetensors").read_bytes(),
-    }
+from tests.training.runs import PressCtrlC, contents
 
 
 def train_alone(config: RunConfig, seed: int, out: Path) -> None:
     train(config.task, config.model, replace(config.training, seed=seed), out)
-
-
-class PressCtrlC(Progress):
-    def iteration(self, step: int, loss: float) -> None:
-        if step == 5:
-            signal.raise_signal(signal.SIGINT)
 
 
 def test_each_seed_makes_the_run_that_it_makes_alone(tmp_path: Path, config: RunConfig) -> None:
@@ -61,7 +38,7 @@ def test_each_seed_makes_the_run_that_it_makes_alone(tmp_path: Path, config: Run
 
 def test_ctrl_c_stops_all_and_all_go_on(tmp_path: Path, config: RunConfig) -> None:
     arguments = config.task, config.model, config.training, (0, 1), tmp_path / "many"
-    results = train_seeds(*arguments, progress=[PressCtrlC(), Progress()])
+    results = train_seeds(*arguments, progress=[PressCtrlC(5), Progress()])
     assert [(result.status, result.iterations) for result in results.values()] == [
         ("interrupted", 5),
         ("interrupted", 4),
