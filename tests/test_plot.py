@@ -120,6 +120,8 @@ def test_runs_and_their_labels(runs: list[Path]) -> None:
     assert list(labelled({"one": runs[0], "other": Run.open(runs[0])})) == ["one", "other"]
     curves = sab.plot.learning_curve({"one": runs[0], "other": runs[1]})
     assert [text.get_text() for text in curves.legends[0].get_texts()] == ["one", "other", "chance"]
+    drawn = [line.get_marker() for line in curves.axes[0].lines]
+    assert len(set(drawn)) == len(drawn) == 2  # for print in black
     norms = sab.plot.gradient_norms(runs[:2])
     told = [text.get_text() for text in norms.legends[0].get_texts()]
     assert told == ["sab, largest", "sab, mean", "tbptt, largest", "tbptt, mean", "what it is clipped to"]

@@ -36,6 +36,7 @@ RECIPE = Recipe(
         clip=0.1,
         eval_every=50,
         checkpoint_every=100,
+        moments_every=100,
         device="cpu",
     ),
 )

@@ -43,7 +43,7 @@ from sab.training.run import Run
 
 DPI = 160
 TORCH_LABEL = "torch.nn.LSTM"
-
+MARKERS, MOST_MARKERS = "ovsD^Px*", 12
 
 Runs = Run | str | Path | Sequence[Run | str | Path] | Mapping[str, Run | str | Path]
 Points = Sequence[Mapping[str, Any]]
@@ -84,8 +84,8 @@ def learning_curves(runs: Mapping[str, Run]) -> Figure:
 
 def draw_loss(axes: Axes, runs: Mapping[str, Run]) -> None:
     """The training loss of runs by label."""
-    for label, colour, lines in _evaluated(runs):
-        _draw_curve(axes, lines, [line["loss"] for line in lines], color=colour, label=label, linewidth=2)
+    for label, style, lines in _evaluated(runs):
+        _draw_curve(axes, lines, [line["loss"] for line in lines], label=label, linewidth=2, **style)
     use_log_scale(axes)
     axes.set(ylabel="training loss")
     use_iterations(axes)
@@ -98,9 +98,9 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
     if len(headlines) > 1:
         raise ValueMistake(f"runs must be of one task; got {', '.join(headlines)}.", "runs")
     (headline,) = headlines.values()
-    for label, colour, lines in _evaluated(runs):
+    for label, style, lines in _evaluated(runs):
         values = [line["metrics"][headline.metric] for line in lines]
-        _draw_curve(axes, lines, values, color=colour, label=label, linewidth=2)
+        _draw_curve(axes, lines, values, label=label, linewidth=2, **style)
     axes.axhline(headline.chance, color=GREY, linestyle=":", linewidth=1.5, label="chance")
     axes.set(ylabel=headline.label)
     if headline.spec.endswith("%"):
@@ -111,28 +111,30 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
     plain(axes)
 
 
-def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    """Labels, colours and evaluations."""
-    for (label, run), colour in zip(runs.items(), cycle(COLOURS), strict=False):
+def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """Labels, evaluations and how to draw them: several runs differ in their markers as well, for print in black."""
+    for (label, run), colour, marker in zip(runs.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         lines = run.evaluations()
         if not lines:
             raise ValueMistake(
                 f"{str(run.path)!r} must hold evaluations to be plotted; its metrics.jsonl has none yet."
             )
-        yield label, colour, lines
+        style: dict[str, Any] = {"color": colour, "markersize": 5, "markevery": ceil(len(lines) / MOST_MARKERS)}
+        yield label, style | ({"marker": marker} if len(runs) > 1 else {}), lines
 
 
 def _draw_curve(axes: Axes, points: Points, values: Sequence[Any], few: int = 10, **style: Any) -> None:
     """Values over the iterations of the evaluations that they are of."""
-    axes.plot([point["step"] for point in points], values, marker=marker_of_few(len(points), few), **style)
+    style.setdefault("marker", marker_of_few(len(points), few))
+    axes.plot([point["step"] for point in points], values, **style)
 
 
 def gradient_norms(runs: Mapping[str, Run], ax: Axes | None = None) -> Figure:
     """Gradient norms before clipping over the iterations: the mean since the last evaluation, and the largest."""
     figure = figure_of(ax) if ax else Figure(figsize=(7, 3.8), layout="constrained")
     axes = ax or figure.subplots()
-    for label, colour, lines in _evaluated(runs):
-        _draw_norms(axes, lines, label, colour)
+    for label, style, lines in _evaluated(runs):
+        _draw_norms(axes, lines, label, **style)
     clips = {run.config.training.clip for run in runs.values()}
     if len(clips) == 1 and (clip := clips.pop()) is not None:
         _draw_clip(axes, clip)
@@ -145,10 +147,10 @@ def gradient_norms(runs: Mapping[str, Run], ax: Axes | None = None) -> Figure:
     return figure
 
 
-def _draw_norms(axes: Axes, points: Points, name: str, colour: str) -> None:
+def _draw_norms(axes: Axes, points: Points, name: str, **style: Any) -> None:
     for entry, told, line in (("grad_norm_max", "largest", "--"), ("grad_norm", "mean", "-")):
-        style = {"color": colour, "linestyle": line, "markersize": 3.5, "linewidth": 1.5, "label": f"{name}, {told}"}
-        _draw_curve(axes, points, [point[entry] for point in points], few=30, **style)
+        own: dict[str, Any] = {"linestyle": line, "linewidth": 1.5, "markersize": 3.5, "label": f"{name}, {told}"}
+        _draw_curve(axes, points, [point[entry] for point in points], few=30, **own | style)
     use_log_scale(axes)
     plain(axes)
 
@@ -260,12 +262,11 @@ def validation_curves(rows: Sequence[Row], by_row: ByRow) -> Figure:
 def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Ours in full lines, what is trained as in the paper in broken ones; alike ones differ in colour and marker."""
     kinds = {"ours": "-", None: "--", "as written": ":", "as released": ":"}
-    markers = "ovsD^Px*"
     return [
         {
             "color": COLOURS[place % len(COLOURS)],
             "linestyle": "-." if row.is_control else kinds[row.reading],
-            "marker": markers[place % len(markers)],
+            "marker": MARKERS[place % len(MARKERS)],
         }
         for place, row in enumerate(rows)
     ]
@@ -287,7 +288,7 @@ def clipping(pairs: Mapping[str, tuple[Record, Record]]) -> Figure:
     panels = figure.subplots(1, len(pairs), squeeze=False)[0]
     for axes, (title, records) in zip(panels, pairs.items(), strict=True):
         for record, name, colour in zip(records, ("clipped", "not clipped"), COLOURS, strict=False):
-            _draw_norms(axes, record["history"], name, colour)
+            _draw_norms(axes, record["history"], name, color=colour)
         _draw_clip(axes, records[0]["config"]["training"]["clip"])
         axes.set_title(title, loc="left", fontsize=11)
         use_iterations(axes)
