@@ -137,7 +137,7 @@ def test_a_graph_takes_its_batches_by_number_on_a_gpu(
     train(task, model, replace(training, cuda_graph=False), tmp_path / "eager")
     assert_close(tmp_path / "graph", tmp_path / "eager", 1e-5)
     train(task, model, replace(training, device="cpu"), tmp_path / "host")
-    assert_close(tmp_path / "graph", tmp_path / "host", 1e-2)
+    assert_close(tmp_path / "graph", tmp_path / "host", 5e-2)  # sums in another order, and 12 updates on top of it
 
 
 def test_resuming_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:

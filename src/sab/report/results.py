@@ -97,8 +97,9 @@ def total_time(by_row: ByRow) -> list[str]:
     if not runs:
         return []
     whole = show_seconds(sum(run["wall_time"] for run in runs))
+    shares = show_seconds(sum(run["wall_time"] / run.get("together", 1) for run in runs))
     devices = ", ".join(dict.fromkeys(run["device"] for run in runs))
     return [
         f"Of the paper's {len(rows)} rows {len(runs)} were run. The wall times of one run of each, that of the lowest "
-        f"seed, add up to {whole} on {devices}; where runs took turns on it, less time than that has passed."
+        f"seed, add up to {whole} on {devices}; each divided by how many took turns with it in a process, to {shares}."
     ]
