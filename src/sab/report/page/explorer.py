@@ -81,7 +81,7 @@ def of_run(
     """What the weights that a run ends with, and those of the moments that it keeps, make of the first validation
     sequence; moments that are `known` are not looked at again.
 
-    Over `traced_steps` steps the answers of the weights are traced, and over half as many those of all moments together.
+    Over `traced_steps` steps the answers of the weights are traced, over half as many those of all moments together.
     """
     model, best_at = load_kept(run, CPU)
     task, config = run.config.task, run.config.training
