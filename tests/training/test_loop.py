@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
+from sab.errors import Mistake
 from sab.models import ModelConfig
 from sab.tasks import Adding, Copying, Split
 from sab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
@@ -107,6 +111,36 @@ def test_killed_and_resumed_equals_uninterrupted(
         file.write('{"step": 7, "lo')
     run_training(out, resume=True, checkpoint_every=3)
     assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_folder_of_which_a_part_was_removed_is_no_run_any_more(tmp_path: Path, run_training: Train) -> None:
+    """As whoever removes it while the run writes into it leaves it."""
+    out = tmp_path / "run"
+
+    class Remove(Progress):
+        def iteration(self, step: int, loss: float) -> None:
+            if step == 5:
+                (out / "config.json").unlink()
+
+    with pytest.raises(Mistake, match=r"run' must be a place that can be written to; it is not: No such file"):
+        run_training(out, progress=Remove())
+    assert not (out / "result.json").exists()
+
+
+def test_events_that_cannot_be_written_are_told_of_once(
+    tmp_path: Path, run_training: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard writes them by a thread of its own."""
+
+    def fails(self: RecordWriter, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    hook = threading.excepthook
+    monkeypatch.setattr(RecordWriter, "write", fails)
+    with pytest.raises(Mistake, match="it is not: No space left on device"):
+        run_training(tmp_path / "run")
+    assert capsys.readouterr() == ("", "")
+    assert threading.excepthook is hook
 
 
 def test_more_iterations_equal_a_longer_run(tmp_path: Path, run_training: Train) -> None:

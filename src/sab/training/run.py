@@ -259,8 +259,14 @@ class Run:
         self.config = config
         self._write_config()
 
+    def check_there(self) -> None:
+        """Whether the folder is still the run's; of one that is being removed, what is written anew may be left."""
+        with writing(self.path):
+            os.stat(self.path / "config.json")
+
     def log(self, evaluation: dict[str, Any]) -> None:
         """Adds a line to metrics.jsonl."""
+        self.check_there()
         path = self.path / "metrics.jsonl"
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(evaluation, allow_nan=False) + "\n")
@@ -290,6 +296,7 @@ class Run:
 
     def finish(self, result: Result) -> None:
         """Writes result.json."""
+        self.check_there()
         write_text(self.path / "result.json", json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
 
     def result(self) -> Result | None:

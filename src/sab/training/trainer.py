@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -379,10 +380,10 @@ class Trainer:
 
     def _save(self) -> None:
         """Writes a checkpoint, where this step has none; removes the best weights that none needs any more."""
-        if distributed.is_first() and checkpoint.save(
-            self.run.checkpoints, self.config, self.model, self.optimizer, self.state
-        ):
-            checkpoint.remove_old_best(self.run, self.state.best_at)
+        if distributed.is_first():
+            self.run.check_there()
+            if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
+                checkpoint.remove_old_best(self.run, self.state.best_at)
         self._saved_at = time.monotonic()
 
     @contextmanager
@@ -398,9 +399,25 @@ class Trainer:
 def torch_settings(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Torch's random state and threads are the runs' own for a while, then the caller's again."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), _quiet_events():
         torch.set_num_threads(config.threads or threads)
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+@contextmanager
+def _quiet_events() -> Iterator[None]:
+    """TensorBoard's thread does not print what ends it, as a full disk does: the next evaluation tells of it."""
+    told = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if type(arguments.thread).__name__ != "_AsyncWriterThread":
+            told(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = told
