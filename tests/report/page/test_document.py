@@ -80,7 +80,10 @@ def test_sections_are_those_that_there_is_something_for(trained: Run, of_results
     assert re.findall('<section id="(.*?)">', page) == ["explorer", "runs"]
     assert "<h1>a run</h1>" in page
     assert "1 run on copying." in page
-    assert "Not run: Penn Treebank; text8" in of_results
+    record = made_up.record("copying-200-sab-10-10-ours")
+    told = re.search("Not run: (.*?)[.]<", page_of(Material(by_row={record["row"]: [record]})))
+    assert told
+    assert {"Copying, T = 100", "Penn Treebank", "text8"} <= set(told[1].split("; "))
 
 
 def test_nothing_of_a_run_or_a_record_is_markup(trained: Run) -> None:
