@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from statistics import median
 
+import pytest
+
 from sab.report.page.plots import Curve, band, curves, logarithmic
 from sab.tasks import PTB, Adding, Copying
 
@@ -33,7 +35,16 @@ def test_curves_have_a_band_where_there_are_seeds() -> None:
 def test_an_error_has_a_logarithmic_axis() -> None:
     drawn = curves({"one": SEEDS[:1]}, Adding.headline, "caption", over_decades=True)
     assert drawn.figure["layout"]["yaxis"]["type"] == drawn.figure["layout"]["xaxis"]["type"] == "log"
+    assert "the dotted line is chance" in drawn.summary
     assert "type" not in curves({"one": SEEDS[:1]}, PTB.headline, "caption").figure["layout"]["yaxis"]
+
+
+def test_chance_that_is_far_away_takes_no_room() -> None:
+    bits = curves({"one": [Curve([10, 20], [1.6, 1.4])]}, PTB.headline, "caption")
+    assert bits.figure["layout"]["yaxis"]["range"] == pytest.approx([1.388, 1.612])
+    assert "outside of the figure is chance" in bits.summary
+    single = curves({"one": [Curve([10], [1.6])]}, PTB.headline, "caption")
+    assert single.figure["layout"]["yaxis"]["range"] == pytest.approx([1.5, 1.7])
 
 
 def test_many_lines_can_be_told_apart() -> None:

@@ -52,11 +52,16 @@ def _tick(value: float) -> str:
     return f"{'' if factor == 1 else f'{factor} × '}10<sup>{str(power).replace('-', chr(0x2212))}</sup>"
 
 
-def value_axis(headline: Headline, values: Iterable[float | None]) -> dict[str, Any]:
-    """The axis of a task's metric: a logarithmic one where it is shown by its leading digits, as errors are."""
+def value_axis(headline: Headline, values: Sequence[float | None]) -> dict[str, Any]:
+    """The axis of a task's metric: a logarithmic one where it is shown by its leading digits, as errors are; of numbers
+    that never come near chance or 0, as bits per character, as long as the values need."""
+    found = [value for value in values if value is not None]
     if headline.spec.endswith("%"):
         return axis(headline.label, tickformat=".0%", range=[-0.02, 1.03])
-    return axis(headline.label, **(logarithmic(values) if headline.spec.endswith("g") else {}))
+    if headline.spec.endswith("g") or not found:
+        return axis(headline.label, **logarithmic([*found, headline.chance]))
+    room = 0.06 * (max(found) - min(found)) or 0.1
+    return axis(headline.label, range=[min(found) - room, max(found) + room])
 
 
 # Learning curves
@@ -86,12 +91,14 @@ def curves(
     values = [value for seeds in groups.values() for curve in seeds for value in curve.values]
     layout: Figure = {
         "xaxis": axis("iteration", **(logarithmic(steps) if over_decades else {"rangemode": "tozero"})),
-        "yaxis": value_axis(headline, [*values, headline.chance]),
+        "yaxis": value_axis(headline, values),
     }
+    low, high = layout["yaxis"].get("range", (headline.chance, headline.chance))
+    where = "the dotted line is" if low <= headline.chance <= high else "outside of the figure is"
     layout["shapes"] = [{**chance, "line": {"color": "@muted", "dash": "dot", "width": 1.5}}]
     layout["hovermode"] = "x unified"
     lines = [_last_line(name, seeds, headline) for name, seeds in groups.items()]
-    summary = f"{headline.label} over the iterations; the dotted line is chance, {headline.show(headline.chance)}. "
+    summary = f"{headline.label} over the iterations; {where} chance, {headline.show(headline.chance)}. "
     summary += " ".join(
         f"{name}: {value} after {steps} iterations, {count}." for name, count, steps, value, *_ in lines
     )
