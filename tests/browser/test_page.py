@@ -180,7 +180,7 @@ def two_models_page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pages")
     config = run.config
     train(config.task, config.model, replace(config.training, moments_every=1), path / "several")
-    symbols = explorer.of_run("symbols", Run.open(path / "several"))
+    symbols = explorer.of_run("symbols", Run.open(path / "several"), 26 * 8)
     pixels = replace(
         symbols.scene, places=[min(step, 24) for step in range(26)], values=[step / 26 for step in range(26)]
     )
