@@ -40,6 +40,7 @@ def _say_missing(error: ModuleNotFoundError) -> int:
 try:
     import tyro
     from rich.console import Console
+    from rich.text import Text
 
     from sab import data
     from sab.files import writing
@@ -590,7 +591,8 @@ def report(
     from sab.report.page import document, material
 
     document.check_out(out)
-    document.write(material.gather(runs), out)
+    with Console(stderr=True).status("reading") as status:  # on a terminal alone
+        document.write(material.gather(runs), out, lambda name: status.update(Text(f"tracing {name}")))
     print(out)
     return DONE
 

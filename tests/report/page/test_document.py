@@ -122,7 +122,9 @@ def test_a_seed_of_records_and_of_runs_counts_once() -> None:
 
 def test_written_in_one_move(trained: Run, tmp_path: Path) -> None:
     out = tmp_path / "new" / "page.html"
-    document.write(Material(runs={"a": trained}), out)
+    told: list[str] = []
+    document.write(Material(runs={"a": trained}), out, told.append)
+    assert told == ["a"]
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
 

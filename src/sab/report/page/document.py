@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -51,12 +51,12 @@ class Parts:
         )
 
 
-def write(material: Material, out: Path) -> None:
-    """Makes the page and writes it in one move."""
+def write(material: Material, out: Path, tell: Callable[[str], None] = lambda name: None) -> None:
+    """Makes the page and writes it in one move; `tell` hears of each model before it is traced."""
     check_out(out)
     with writing(out, "out"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page(parts(material, explorers(material))), "out")
+    write_text(out, page(parts(material, explorers(material, tell))), "out")
 
 
 def check_out(out: Path) -> None:
@@ -111,12 +111,13 @@ def _asset(name: str) -> str:
 # What is on it
 
 
-def explorers(material: Material) -> list[Explorer]:
+def explorers(material: Material, tell: Callable[[str], None] = lambda name: None) -> list[Explorer]:
     """One for the first seed of each model, as far as they are not too many, and for each record with attention."""
     groups = list(groups_of(material.runs).items())[:MOST_EXPLORERS]
     traced_steps, room = (2 * most // max(len(groups), 2) for most in (explorer.TRACED_STEPS, explorer.ROOM))
     made: list[Explorer] = []
     for name, runs in groups:
+        tell(name)
         try:
             made.append(explorer.of_run(name, runs[0], traced_steps, room))
         except Mistake as mistake:  # no checkpoint yet, or its data are not here: the rest of the page is made
