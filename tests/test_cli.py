@@ -20,6 +20,7 @@ import pytest
 
 import sab
 from sab import cli
+from sab.commands import training
 from sab.experiments import demo as demo_module
 from sab.experiments.demo import RECIPE, demo
 from sab.models import ModelConfig
@@ -591,7 +592,7 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def buggy(*arguments: Any) -> None:
         raise ValueError("not the user's mistake")
 
-    monkeypatch.setattr(cli, "train_model", buggy)
+    monkeypatch.setattr(training, "train_model", buggy)
     with pytest.raises(ValueError, match="not the user's mistake"):
         run(*COPYING)
 

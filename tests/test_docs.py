@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sab import cli
+from sab.commands import datasets, experiments, pictures, training
 from sab.experiments.demo import RECIPE
 from sab.training import train
 
@@ -178,20 +179,20 @@ def short_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = replace(RECIPE.model, hidden_size=8)
     train(RECIPE.task, model, replace(RECIPE.training, iterations=2, eval_every=1, batch_size=2), Path("demo/sab"))
     Path("mine.txt").write_text("the cat sat on the mat\n" * 20, encoding="utf-8")
-    monkeypatch.setattr(cli, "_report", lambda results: 0)
+    monkeypatch.setattr(experiments, "_report", lambda results: 0)
     for name in PARSED_ALONE:
         stub_command(name, monkeypatch)
     for name in ("_train_one", "_train_seeds"):
-        monkeypatch.setattr(cli, name, shortened(getattr(cli, name)))
+        monkeypatch.setattr(training, name, shortened(getattr(training, name)))
 
 
 def stub_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command is parsed as ever, and does nothing."""
     kind, _, below = name.partition(" ")
     if kind == "data":
-        monkeypatch.setattr(cli, f"data_{below}", nothing(getattr(cli, f"data_{below}")))
+        monkeypatch.setattr(datasets, f"data_{below}", nothing(getattr(datasets, f"data_{below}")))
     else:
-        commands = cli.PLOTS if below else cli.COMMANDS
+        commands = pictures.PLOTS if below else cli.COMMANDS
         monkeypatch.setitem(commands, below or kind, nothing(commands[below or kind]))
 
 
@@ -206,7 +207,7 @@ def nothing(command: Callable[..., int]) -> Callable[..., int]:
 def shortened(command: Callable[..., int]) -> Callable[..., int]:
     """Training into the folder that was asked for, of a small model and with hardly any iterations."""
 
-    def trained(name: str, options: cli.TrainOptions, *more: Any) -> int:
+    def trained(name: str, options: training.TrainOptions, *more: Any) -> int:
         model = replace(options.model, hidden_size=8, backend="auto")
         training = replace(options.training, iterations=2, batch_size=2, eval_every=1, eval_batches=1, device="cpu")
         if not options.resume:

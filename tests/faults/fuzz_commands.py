@@ -20,7 +20,10 @@ from random import Random
 from typing import Any, Literal
 from unittest import mock
 
+import tyro
+
 from sab import cli
+from sab.commands import datasets
 from sab.data import DATASETS, store
 from sab.errors import ValueMistake
 from sab.models import ModelConfig
@@ -220,12 +223,12 @@ def _other_line(random: Random) -> list[str]:
     name = random.choice([*names, "eval", "info", "sample", "score", "data list", "data get"])
     if name == "plot" and random.random() < 0.8:  # which takes most of a second
         name = "eval"
-    command = {"data list": cli.data_list, "data get": cli.data_get}.get(name) or cli.COMMANDS[name]
+    command = {"data list": datasets.data_list, "data get": datasets.data_get}.get(name) or cli.COMMANDS[name]
     words = name.split()
     kinds = {} if name == "data" else typing.get_type_hints(command, include_extras=True)
     kinds.pop("return", None)
     for option, kind in kinds.items():
-        if cli.tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+        if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
             words += _positional(random, option)
         elif option == "source":
             words += ["--from", random.choice(PATHS)]  # without it there would be a network

@@ -1,0 +1,1 @@
+"""The commands of `sab`: each parses, calls, prints, and gives an exit status."""
