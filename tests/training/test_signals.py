@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import time
@@ -45,6 +46,7 @@ def send_after(monkeypatch: pytest.MonkeyPatch, made: int, *numbers: int) -> Non
     [
         ("SIGINT", 130, []),
         ("SIGTERM", 143, []),
+        ("SIGHUP", 129, []),
         ("SIGUSR1", 128 + signal.SIGUSR1, []),
         ("SIGTERM", 143, ["--seeds", "0,1"]),
     ],
@@ -87,6 +89,58 @@ def test_the_first_signal_counts_and_a_scheduler_may_repeat_itself(tmp_path: Pat
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.raise_signal(number)
         assert (interrupt.requested, interrupt.number) == (True, signal.SIGUSR1)
+
+
+def test_under_nohup_the_end_of_the_terminal_is_no_end(
+    tmp_path: Path, run_training: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        send_after(monkeypatch, 3, signal.SIGHUP)
+        assert run_training(tmp_path / "run").status == "finished"
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("gone", ["terminal", "reader"])
+def test_a_run_whose_output_cannot_be_shown_ends_with_a_checkpoint(
+    tmp_path: Path, run_training: Train, gone: str
+) -> None:
+    """The terminal is gone, or whoever read the output; rich makes an exit of the latter."""
+
+    class Gone(Progress):
+        told = 0
+
+        def iteration(self, step: int, loss: float) -> None:
+            self.told += 1
+            if step < 3:
+                return
+            if gone == "terminal":
+                raise OSError(errno.EIO, "Input/output error")
+            try:
+                raise BrokenPipeError
+            except BrokenPipeError:
+                raise SystemExit(1)  # noqa: B904
+
+        def end(self) -> None:
+            self.told += 1
+
+    progress = Gone()
+    with pytest.raises(OSError if gone == "terminal" else SystemExit) as failure:
+        run_training(tmp_path / "run", progress=progress)
+    assert gone == "terminal" or isinstance(failure.value.__context__, BrokenPipeError)
+    assert (progress.told, steps(tmp_path / "run")) == (3, [0, 3])
+    assert run_training(tmp_path / "run", resume=True).metrics == run_training(tmp_path / "whole").metrics
+
+
+def test_an_exit_that_progress_asks_for_is_one(tmp_path: Path, run_training: Train) -> None:
+    class Leave(Progress):
+        def iteration(self, step: int, loss: float) -> None:
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        run_training(tmp_path / "run", progress=Leave())
 
 
 def test_a_signal_before_the_first_iteration_loses_nothing(

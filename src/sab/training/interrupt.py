@@ -7,8 +7,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-"""Ctrl-C, the request to end, and what a cluster's scheduler can be told to send before it takes a machine away."""
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
+"""Ctrl-C, the request to end, the end of the terminal, and what a cluster's scheduler can be told to send before it
+takes a machine away."""
 
 
 class Interrupt:
@@ -34,6 +35,8 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # no other thread may handle signals
             for number in SIGNALS:
+                if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # as nohup wants it
                 self._previous[number] = signal.signal(number, self._request) or signal.SIG_DFL
         return self
 

@@ -14,7 +14,7 @@ from sab.tasks import Task
 from sab.training import distributed
 from sab.training.config import TrainConfig, resolve_device
 from sab.training.interrupt import Interrupt
-from sab.training.progress import Progress
+from sab.training.progress import Careful, Progress
 from sab.training.run import Result, RunConfig
 from sab.training.trainer import Trainer, torch_settings
 from sab.training.turns import by_turns
@@ -32,9 +32,9 @@ def train(
     """Trains a model on a task into the folder `out`.
 
     With `resume` the folder must hold a run of the same configuration, which goes on from its last checkpoint as if
-    it had never stopped; a run that has come to its end is left as it is. Ctrl-C, SIGTERM and SIGUSR1 end a run after
-    the current iteration, with a checkpoint and the status `interrupted`, and `interrupt` then knows which of them it
-    was; a loss or gradient that is not finite ends it before the weights change, with the status `diverged`.
+    it had never stopped; a run that has come to its end is left as it is. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a
+    run after the current iteration, with a checkpoint and the status `interrupted`, and `interrupt` then knows which of
+    them it was; a loss or gradient that is not finite ends it before the weights change, with the status `diverged`.
     """
     _check_arguments(task, model_config, train_config, out, resume)
     config = RunConfig(task, model_config, train_config)
@@ -122,14 +122,21 @@ def _train_by_turns(
         contextlib.ExitStack() as opened,
     ):
         trainers: list[Trainer] = []
-        for config, folder, shown in zip(configs, folders, progress, strict=True):
-            heard = shown if distributed.is_first() else Progress()
-            trainers.append(Trainer(config, folder, resume, heard, device))
+        heard = [Careful(shown if distributed.is_first() else Progress()) for shown in progress]
+        for config, folder, hears in zip(configs, folders, heard, strict=True):
+            trainers.append(Trainer(config, folder, resume, hears, device))
             opened.callback(trainers[-1].close)
         going = [trainer for trainer in trainers if trainer.result is None]
         for trainer in going:
             trainer.begin()
-        for _, error in by_turns(iter(going), len(going), lambda: interrupt.requested):
+
+        def is_over() -> bool:
+            return interrupt.requested or any(hears.failure is not None for hears in heard)
+
+        for _, error in by_turns(iter(going), len(going), is_over):
             if error is not None:
                 raise error
+        for hears in heard:
+            if hears.failure is not None:
+                raise hears.failure
     return [trainer.result for trainer in trainers if trainer.result is not None]

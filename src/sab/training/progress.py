@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +30,41 @@ class Progress:
 
     def end(self) -> None:
         """The run makes no further update."""
+
+
+class Careful(Progress):
+    """Passes all on to another, until that cannot be written any more, as where the terminal is gone.
+
+    From then on it is silent, and `failure` has the reason: a run ends with a checkpoint before that is raised.
+    """
+
+    def __init__(self, progress: Progress):
+        self.failure: BaseException | None = None
+        self._progress = progress
+
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        self._progress.begin(headline, step, iterations, where)  # nothing is lost yet
+
+    def iteration(self, step: int, loss: float) -> None:
+        self._try(lambda: self._progress.iteration(step, loss))
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        self._try(lambda: self._progress.evaluation(line))
+
+    def end(self) -> None:
+        self._try(self._progress.end)
+
+    def _try(self, tell: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            tell()
+        except OSError as error:
+            self.failure = error
+        except SystemExit as stop:  # which rich makes of a BrokenPipeError
+            if not isinstance(stop.__context__, BrokenPipeError):
+                raise
+            self.failure = stop
 
 
 class Lines(Progress):
