@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sab.training import Result, Run, RunConfig, trainer, updates
+from sab.training import Result, Run, RunConfig, checkpoint, trainer, updates
 from sab.training.progress import Lines, Progress
 from sab.training.updates import Updates
 from tests.training.runs import contents
@@ -269,6 +269,18 @@ def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_tr
     run_training(tmp_path / "whole", on_nan="rollback", keep="best")
     run_training(tmp_path / "often", on_nan="rollback", keep="best", checkpoint_minutes=1e-9)
     assert contents(tmp_path / "often") | {"config": ""} == contents(tmp_path / "whole") | {"config": ""}
+
+
+@pytest.mark.usefixtures("way")
+def test_moments_of_the_way_that_the_run_went_back_on_are_gone(
+    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "SECONDS_UNREAD", 0.0)
+    spoil({6}, above=0.5)
+    out = tmp_path / "run"
+    result = run_training(out, on_nan="rollback", moments_every=2, progress=PressCtrlC(7))
+    assert result.message == "interrupted after 5 iterations (1 rollback)."
+    assert checkpoint.moments(out / "moments") == [2, 4], "that of iteration 6 had weights that the run gave up"
 
 
 @pytest.mark.parametrize("number", [4, 6])

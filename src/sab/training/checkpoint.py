@@ -138,9 +138,15 @@ def save_best(folder: Path, config: RunConfig, model: nn.Module, state: Training
 
 
 def save_moment(folder: Path, config: RunConfig, model: nn.Module, state: TrainingState) -> None:
-    """Writes the weights of this step, a moment that stays; later ones are of a way that the run went back on."""
-    _remove_others(folder, {step for step in moments(folder) if step < state.step})
+    """Writes the weights of this step, a moment that stays, in the place of those that a run had made before it ended
+    and went on from an older checkpoint."""
+    remove_later_moments(folder, state.step - 1)
     _write(folder, config, {MODEL: model.state_dict()}, state)
+
+
+def remove_later_moments(folder: Path, step: int) -> None:
+    """Removes the moments after `step`."""
+    _remove_others(folder, {one for one in moments(folder) if one <= step})
 
 
 def moments(folder: Path) -> list[int]:

@@ -282,6 +282,7 @@ class Trainer:
             checkpoint.remove_old(self.run.checkpoints, self.config, self._made)
             self.run.rewind(self._made, self.config)
             checkpoint.remove_old_best(self.run, self.state.best_at)
+            checkpoint.remove_later_moments(self.run.moments, self._made)
         self._updates = self._build_updates()
         if self._events is not None:
             self._events.close()
