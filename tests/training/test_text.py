@@ -94,6 +94,13 @@ def test_the_full_evaluation_has_both_ways_for_texts_alone() -> None:
     assert list(evaluate_fully(build(task), task, TRAINING)) == ["accuracy", "cross_entropy"]
 
 
+@pytest.mark.parametrize("option", ["streams", "memory"])
+def test_what_is_about_texts_alone_is_refused_elsewhere(option: str) -> None:
+    task = Copying(length=2)
+    with pytest.raises(Mistake, match=f"^{option} must be None for task copying, which is no text; got 3"):
+        evaluate_fully(build(task), task, replace(TRAINING, eval_batches=1), "test", **{option: 3})
+
+
 def test_data_without_an_end_cannot_be_evaluated_whole() -> None:
     task = Copying(length=2)
     with pytest.raises(Mistake, match=r"^batches must be a whole number for task copying"):

@@ -58,6 +58,7 @@ def evaluate_fully(
 ) -> dict[str, float]:
     """What `evaluate` finds, in all of the split where it has an end, and where sequences continue each other the same
     with the state carried through, as `carried_bits` has it."""
+    _check_is_text(task, streams=streams, memory=memory)
     found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
     if isinstance(task, CharacterTask):
         characters = task.characters(split)
@@ -65,6 +66,13 @@ def evaluate_fully(
         bits = carried_bits(model, task, config, characters, count, memory)
         found["bits_per_character_carried"] = distributed.firsts(bits)
     return found
+
+
+def _check_is_text(task: Task, **options: int | None) -> None:
+    """Whether options that are about texts alone are given for one."""
+    for option, value in options.items():
+        if value is not None and not isinstance(task, CharacterTask):
+            raise ValueMistake(f"{option} must be None for task {task.name}, which is no text; got {value!r}.", option)
 
 
 def carried_bits(
