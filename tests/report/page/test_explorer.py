@@ -163,6 +163,20 @@ def test_a_run_that_keeps_moments_has_all_of_them_traced(with_moments: Run) -> N
     assert explorer.spec(made)["start"] in (18, 23)
 
 
+def test_the_best_weights_are_told_among_the_moments(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "eval_every": 1, "eval_batches": 1, "moments_every": 1, "keep": "best"}
+    training = TrainConfig(iterations=4, lr=1.0, **options)
+    train(Copying(length=3), ModelConfig(hidden_size=6, k_top=3, k_trunc=4), training, tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    result = run.result()
+    assert result is not None
+    assert result.best_at in (1, 2, 3), "others come after it"
+    told = explorer.of_run("one", run, 1).about
+    assert told.endswith(
+        f"by the weights of 4 moments of the training; the best are those of iteration {result.best_at}."
+    )
+
+
 def test_moments_have_no_more_room_than_there_is(with_moments: Run) -> None:
     assert [one.iteration for one in explorer.of_run("one", with_moments, 1, 23 * 3 * 2).moments] == [3, 4]
     assert [one.iteration for one in explorer.of_run("one", with_moments, 1, 1).moments] == [4]

@@ -109,8 +109,9 @@ def of_run(
     explored = explored.with_earlier([*_noted_of_run(run), *known])
     told = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
     count = len(explored.moments)
-    told += f"weights of iteration {iteration:,}." if count == 1 else f"weights of {count} moments of the training."
-    return replace(explored, about=told + damaged)
+    told += f"weights of iteration {iteration:,}" if count == 1 else f"weights of {count} moments of the training"
+    told += f"; the best are those of iteration {best_at:,}" if count > 1 and best_at is not None else ""
+    return replace(explored, about=f"{told}.{damaged}")
 
 
 def of_record(record: Record) -> Explorer:
