@@ -101,5 +101,5 @@ def total_time(by_row: ByRow) -> list[str]:
     devices = ", ".join(dict.fromkeys(run["device"] for run in runs))
     return [
         f"Of the paper's {len(rows)} rows {len(runs)} were run. The wall times of one run of each, that of the lowest "
-        f"seed, add up to {whole} on {devices}; each divided by how many took turns with it in a process, to {shares}."
+        f"seed, add up to {whole} on {devices}, or to {shares} with each divided by how many runs shared its process."
     ]
