@@ -146,8 +146,8 @@ def compare(name: str, k_att: int, seeds: int, iterations: int, training: Series
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=PROBLEMS, default="gunpoint", help="150 steps, or pickup: 361 steps")
-    parser.add_argument("--iterations", type=int, help="batches that each model is trained on: 500, of pickup 300")
+    parser.add_argument("--data", choices=PROBLEMS, default="gunpoint", help="gunpoint: 150 steps; pickup: 361 steps")
+    parser.add_argument("--iterations", type=int, help="batches to train each model on; by default 500, for pickup 300")
     parser.add_argument("--seeds", type=int, default=3, help="how many models of each kind")
     parser.add_argument("--quick", action="store_true", help="hardly any training, to see that it works")
     options = parser.parse_args()

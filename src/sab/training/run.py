@@ -28,7 +28,15 @@ from sab.tasks import TASKS, StoredTask, Task
 from sab.training import lock
 from sab.training.config import TrainConfig
 
-FREE_ON_RESUME = tuple("iterations device cuda_graph threads checkpoint_every checkpoint_minutes moments_every".split())
+FREE_ON_RESUME = (
+    "iterations",
+    "device",
+    "cuda_graph",
+    "threads",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "moments_every",
+)
 """Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
 so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
 another."""

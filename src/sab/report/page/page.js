@@ -44,9 +44,9 @@ function draw(place, figure) {
     hoverlabel: { bgcolor: getComputedStyle(document.body).backgroundColor, font: { color: found["@ink"] } },
   };
   const { data: traces, layout } = themed(figure, found);
-  const named = traces.filter(({ name, showlegend }) => name && showlegend !== false).length;
+  const lines = traces.filter(({ name, showlegend }) => name && showlegend !== false).length;
   const isNarrow = layout.showlegend !== false && place.clientWidth < 600;
-  place.style.height = isNarrow ? `${16 + 2.6 * Math.max(named, 2)}rem` : ""; // a name a line
+  place.style.height = isNarrow ? `${16 + 2.6 * Math.max(lines, 2)}rem` : ""; // a name a line
   const size = { width: place.clientWidth, height: place.clientHeight };
   Plotly.react(place, traces, { ...layout, ...size, template: { layout: base } }, CONFIG);
 }
