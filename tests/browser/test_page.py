@@ -224,7 +224,7 @@ def test_figures_have_the_room_that_there_is(browser: Browser, two_models_page: 
         beside = box(page, "#map .main-svg")
         assert beside[2] <= box(page, "#image .main-svg")[0] < alone[2]
         page.set_viewport_size({"width": 700, "height": 900})
-        page.wait_for_function("document.getElementById('timeline').layout.width < 700")
+        page.wait_for_function("() => document.getElementById('timeline').layout.width < 700")
         assert box(page, "#timeline .main-svg")[2] <= 700
 
 
