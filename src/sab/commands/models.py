@@ -41,6 +41,9 @@ def evaluate_run(
         data_dir: Folder of the data sets; None means SAB_DATA or the user's cache.
         device: Where to evaluate; auto takes CUDA where there is one.
     """
+    for option, given in {"streams": streams, "memory": memory}.items():
+        if given is not None and batches is not None:
+            raise ValueMistake(f"{option} must not be given together with --batches; got both.", option)
     opened = Run.open(run)
     task = opened.config.task
     if length is not None:

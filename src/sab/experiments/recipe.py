@@ -24,7 +24,7 @@ MEMORY_OF = {"ptb": READER, "text8": READER}
 BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded"}
 MEMORY_OF_CELL = {"gru": {**BOUNDED, "initial_score": -4.0}, "rnn_tanh": BOUNDED, "rnn_relu": BOUNDED}
 """What other cells than the LSTM have otherwise. A GRU's next state has a share of its last one: what is added to that
-would grow from step to step, so its memory also begins all but unread."""
+would grow from step to step, so its memory also begins hardly read."""
 LR_OF_CELL = {"rnn_tanh": 1e-3, "rnn_relu": 1e-3}
 OURS: dict[str, Setting] = {
     "ptb": replace(PAPERS["ptb"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=5, patience=None),
