@@ -118,8 +118,8 @@ def fuzz_commands(inputs: range, seed: int = 0) -> Tally:
 
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="sab-fuzz-") as name, _in_folder(Path(name)):
         attempt = command_lines(Path(name))
-        caches = Path.home() / ".cache" / "sab"  # in which `sab doctor` tries whether it may write
-        with watching(Path(name), caches, also=("subprocess.Popen", "socket.bind")):  # for git, and Ray looks for IPv6
+        caches = [Path.home() / folder for folder in (".cache/sab", ".triton")]  # `sab doctor` tries to write there
+        with watching(Path(name), *caches, also=("subprocess.Popen", "socket.bind")):  # for git, and Ray looks for IPv6
             return fuzz(COMMANDS, attempt, inputs, seed)
 
 
