@@ -160,7 +160,7 @@ def test_tasks_with_data_are_trained_for_epochs(row) -> None:
     setting = OURS[row.task] if row.reading == "ours" else PAPERS[row.task]
     assert training.iterations == row.otherwise.get("iterations", setting.epochs * batches)
     assert training.patience is None or training.lr_decay is None  # a falling rate is to fall to its end
-    assert training.eval_every == batches // (2 if row.task == "text8" else 1)
+    assert training.eval_every == training.checkpoint_every == batches
     assert training.eval_batches is None
     assert (training.patience, training.keep) == (row.otherwise.get("patience", setting.patience), "best")
     is_mnist_as_in_the_paper = row.task == "mnist" and row.reading != "ours"

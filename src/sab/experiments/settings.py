@@ -27,8 +27,6 @@ class Setting:
     patience: int | None
     """After how many evaluations without a better one training stops; None trains to the end."""
     precision: Precision
-    evaluations: int = 1
-    """How often an epoch is evaluated, on all of the validation data."""
     lr_decay: float | None = None
     clip: float | None = 1.0
     input_scale: float = 1.0
@@ -36,7 +34,6 @@ class Setting:
     def config(self, task: StoredTask, **model: Any) -> RunConfig:
         """The run on a task of a model with these further options."""
         batches = BATCHES[task.dataset]
-        every = batches // self.evaluations
         training = TrainConfig(
             iterations=round(self.epochs * batches),
             batch_size=self.batch_size,
@@ -44,9 +41,9 @@ class Setting:
             lr_decay=self.lr_decay,
             clip=self.clip,
             precision=self.precision,
-            eval_every=every,
+            eval_every=batches,
             eval_batches=None,
-            checkpoint_every=every,
+            checkpoint_every=batches,
             patience=self.patience,
             keep="best",
         )
@@ -56,9 +53,7 @@ class Setting:
 
 PAPERS = {
     "ptb": Setting(hidden_size=1000, batch_size=32, lr=2e-3, epochs=12, patience=3, precision="bfloat16"),
-    "text8": Setting(
-        hidden_size=1000, batch_size=64, lr=1e-3, epochs=2, patience=None, precision="bfloat16", evaluations=2
-    ),
+    "text8": Setting(hidden_size=1000, batch_size=64, lr=1e-3, epochs=3, patience=None, precision="bfloat16"),
     "mnist": Setting(hidden_size=128, batch_size=64, lr=1e-3, epochs=25, patience=8, precision="float32"),
 }
 """The paper's sizes, learning rates and clip. Its authors train for 100 epochs (ptb, mnist) and at most 30 (text8);
