@@ -28,7 +28,7 @@ would grow from step to step, so its memory also begins hardly read."""
 LR_OF_CELL = {"rnn_tanh": 1e-3, "rnn_relu": 1e-3}
 OURS: dict[str, Setting] = {
     "ptb": replace(PAPERS["ptb"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=5, patience=None),
-    "text8": replace(PAPERS["text8"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=12),
+    "text8": replace(PAPERS["text8"], lr=3e-3, lr_decay=0.1, input_scale=4.0, epochs=12),
     "mnist": replace(
         PAPERS["mnist"],
         lr=2e-3,
