@@ -185,7 +185,7 @@ def settings_table() -> str:
         for name, setting in (("the paper's", PAPERS[task]), ("ours", OURS[task]))
     ]
     header = ("task", "training", "hidden size", "batch", "steps", "learning rate", "falls from", "clip", "input scale")
-    return markdown([*header, "epochs", "evaluations an epoch", "patience", "precision"], lines)
+    return markdown([*header, "epochs", "patience", "precision"], lines)
 
 
 def _setting_cells(task: str, setting: Setting) -> list[str]:
@@ -194,7 +194,7 @@ def _setting_cells(task: str, setting: Setting) -> list[str]:
     decay = NONE if training.lr_decay is None else f"{100 * training.lr_decay:g} %"
     clip = "none" if training.clip is None else f"{training.clip:g}"
     cells = [model.hidden_size, training.batch_size, config.task.steps, f"{training.lr:g}", decay, clip]
-    cells += [f"{model.input_scale:g}", f"{setting.epochs:g}", setting.evaluations]
+    cells += [f"{model.input_scale:g}", f"{setting.epochs:g}"]
     return [str(cell) for cell in (*cells, training.patience or NONE, training.precision)]
 
 
@@ -205,8 +205,8 @@ def tables(by_row: ByRow, images: str) -> list[str]:
     """The paper's tables; `images` is where the page finds the figures."""
     parts = [
         "### How ptb, text8 and mnist are trained",
-        "Epochs are those that a row is trained for at most. The learning rate falls along a line to a fiftieth from "
-        "that share of them on.",
+        "Epochs are those that a row is trained for at most; validation data are read after each. The learning rate "
+        "falls along a line to a fiftieth from that share of them on.",
         settings_table(),
     ]
     for section in PAPERS_TABLES:
