@@ -125,7 +125,8 @@ def test_the_settings_are_those_of_the_rows(task: str, setting: dict[str, Any]) 
         *(options["lr"], options["clip"]),
         options["input_scale"],
     )
-    assert told[11:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
+    assert told[9] == f"{setting[task].epochs:g}"
+    assert told[10:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
 
 
 def test_the_readme() -> None:
