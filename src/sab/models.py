@@ -156,9 +156,21 @@ class SequenceModel(nn.Module):
             size = self._columns if config.readout == "hidden+weights" else config.hidden_size
             self.readout_attention = nn.Linear(max(size, 1), output_size, bias=False)
 
-    def forward(self, inputs: Tensor, hx: InitialState | None = None, *, return_attention: bool = False) -> Any:
-        """(outputs [T, B, output_size], state), and the layers' `Attention` where it is asked for."""
+    def forward(
+        self,
+        inputs: Tensor,
+        hx: InitialState | None = None,
+        *,
+        kept: Tensor | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """(outputs [T, B, output_size], state), and the layers' `Attention` where it is asked for.
+
+        `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
+        """
         hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+        if kept is not None:
+            hidden = hidden * kept.to(hidden.dtype)
         outputs = self.readout(hidden)
         if self.readout_attention is not None:
             outputs = outputs + self.readout_attention(self._read(attention))

@@ -21,6 +21,8 @@ from sab.training.config import TrainConfig, resolve_device
         ("lr", "fast"),
         ("lr_decay", 1.5),
         ("lr_decay", -0.1),
+        ("dropout", -0.1),
+        ("dropout", 1.0),
         ("clip", 0.0),
         ("clip", -1.0),
         ("seed", -1),

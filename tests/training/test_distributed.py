@@ -21,7 +21,14 @@ from sab.training.updates import DeviceUpdates
 from tests.faults.lives import Life
 
 OPTIONS = {"length": 4, "hidden-size": 6, "k-top": 2, "k-trunc": 4, "batch-size": 7, "threads": 1, "keep": "best"}
-OPTIONS |= {"iterations": 20, "eval-every": 4, "eval-batches": 3, "checkpoint-every": 5, "on-nan": "rollback"}
+OPTIONS |= {
+    "iterations": 20,
+    "eval-every": 4,
+    "eval-batches": 3,
+    "checkpoint-every": 5,
+    "on-nan": "rollback",
+    "dropout": 0.2,
+}
 
 
 def words(out: Path, **options: Any) -> list[str]:
@@ -181,15 +188,17 @@ def test_alone_nothing_is_changed() -> None:
 @pytest.mark.parametrize("size", [4, 5, 7])
 def test_slices_are_a_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = torch.arange(2 * size).view(2, size), torch.arange(size)
-    parts = []
+    parts, rows = [], []
     for number in range(4):
         monkeypatch.setattr(distributed, "count", lambda: 4)
         monkeypatch.setattr(distributed, "number", lambda number=number: number)
         parts.append(distributed.part_of(inputs, targets))
+        rows.append(distributed.rows_of(targets))
     assert torch.equal(torch.cat([part for part, _, _ in parts], dim=1), inputs)
     assert torch.equal(torch.cat([part for _, part, _ in parts]), targets)
     assert sum(fraction for _, _, fraction in parts) == pytest.approx(1)
     assert all(part.shape[1] > 0 for part, _, _ in parts)
+    assert torch.equal(torch.cat(rows), targets)
 
 
 @pytest.fixture

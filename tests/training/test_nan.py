@@ -48,8 +48,8 @@ def spoil(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Spoil:
         batches = [config.task.batch(training.seed, number, training.batch_size)[1] for number in numbers]
         descend = Updates._descend
 
-        def spoilt(self: Updates, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            loss, norm = descend(self, inputs, targets)
+        def spoilt(self: Updates, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+            loss, norm = descend(self, inputs, targets, kept)
             if self._lr_factor <= above or not any(torch.equal(targets, batch) for batch in batches):
                 return loss, norm
             for parameter in self._model.parameters():
@@ -217,8 +217,8 @@ def poison(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[int]
         batch = config.task.batch(training.seed, number, training.batch_size)[1]
         descend, bad = Updates._descend, []
 
-        def poisoned(self: Updates, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            loss, norm = descend(self, inputs, targets)
+        def poisoned(self: Updates, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+            loss, norm = descend(self, inputs, targets, kept)
             if torch.equal(targets, batch):
                 weights = torch.cat([parameter.detach().flatten() for parameter in self._model.parameters()])
                 bad.extend([] if bad else [weights])

@@ -21,6 +21,9 @@ LARGEST_LR = 1e30
 """What Adam can divide by its corrections without leaving the numbers of float32."""
 
 
+MOST_DROPPED = 0.99
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How long, how fast and on what a model is trained."""
@@ -35,6 +38,9 @@ class TrainConfig:
     """From this fraction of the iterations on, the learning rate falls along a line to a fiftieth; None keeps it."""
     clip: float | None = 1.0
     """Largest norm of the gradient, which is scaled down to it; None clips nothing."""
+    dropout: float = 0.0
+    """Share of the hidden units that the readout does without in training, drawn for each sequence and the same at all
+    of its steps."""
     seed: int = 0
     """What the data and the initial weights depend on."""
     device: Device = "auto"
@@ -72,6 +78,7 @@ class TrainConfig:
             "iterations": check_int("iterations", self.iterations, 1),
             "batch_size": check_int("batch_size", self.batch_size, 1),
             "lr": check_float("lr", self.lr, above=0, maximum=LARGEST_LR),
+            "dropout": check_float("dropout", self.dropout, minimum=0, maximum=MOST_DROPPED),
             "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
             "threads": check_int("threads", self.threads, 1, optional=True, maximum=MOST_THREADS),
             "eval_every": check_int("eval_every", self.eval_every, 1),

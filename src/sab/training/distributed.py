@@ -119,9 +119,18 @@ def part_of(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
     """This process's slice of a batch, time first, and what fraction of the batch it is."""
     if count() == 1:
         return inputs, targets, 1.0
-    size, processes = inputs.shape[1], count()
-    rows = slice(size * number() // processes, size * (number() + 1) // processes)
+    size = inputs.shape[1]
+    rows = _own(size)
     return inputs[:, rows].contiguous(), targets[..., rows].contiguous(), (rows.stop - rows.start) / size
+
+
+def rows_of(batch: Tensor) -> Tensor:
+    """The same slice of something that has the sequences first."""
+    return batch[_own(len(batch))]
+
+
+def _own(size: int) -> slice:
+    return slice(size * number() // count(), size * (number() + 1) // count())
 
 
 def add_up(gradients: Iterable[Tensor | None], loss: Tensor) -> Tensor:

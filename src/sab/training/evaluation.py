@@ -163,17 +163,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def predict(model: nn.Module, inputs: Tensor, config: TrainConfig) -> Tensor:
-    """The model's outputs, in full precision also where the model computes in less."""
-    return predict_on(model, inputs, None, config)[0]
+def predict(model: nn.Module, inputs: Tensor, config: TrainConfig, kept: Tensor | None = None) -> Tensor:
+    """The model's outputs, in full precision also where the model computes in less; `kept` as the model takes it."""
+    return predict_on(model, inputs, None, config, kept)[0]
 
 
 def predict_on(
-    model: nn.Module, inputs: Tensor, state: SABState | None, config: TrainConfig
+    model: nn.Module, inputs: Tensor, state: SABState | None, config: TrainConfig, kept: Tensor | None = None
 ) -> tuple[Tensor, SABState]:
     """The same for a sequence that goes on from a state, and the state that it ends in."""
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-        outputs, end = model(inputs) if state is None else model(inputs, state)
+        outputs, end = model(inputs, state, kept=kept)
     return outputs.to(config.dtype), end
 
 

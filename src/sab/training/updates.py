@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sab.training import distributed
-from sab.training.batches import Batches
+from sab.training.batches import Batches, kept_units
 from sab.training.checkpoint import TrainingState
 from sab.training.config import TrainConfig
 from sab.training.evaluation import predict
@@ -67,10 +67,11 @@ class Updates(ABC):
     def close(self) -> None:  # noqa: B027
         """Gives back what is held outside of Python's memory."""
 
-    def _descend(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _descend(self, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss, and the norm of the gradient that the parameters then have, clipped."""
+        kept = None if kept is None else distributed.rows_of(kept)
         inputs, targets, fraction = distributed.part_of(inputs, targets)
-        loss = self._config.task.loss(predict(self._model, inputs, self._config.training), targets)
+        loss = self._config.task.loss(predict(self._model, inputs, self._config.training, kept), targets)
         loss = loss if fraction == 1 else fraction * loss
         self._optimizer.zero_grad()
         loss.backward()
@@ -106,7 +107,7 @@ class HostUpdates(Updates):
         training = self._config.training
         started = time.perf_counter()
         batch = self._config.task.batch(training.seed, step, training.batch_size, "train", "cpu", training.dtype)
-        loss, norm = (number.item() for number in self._descend(*batch))
+        loss, norm = (number.item() for number in self._descend(*batch, kept_units(self._config, step)))
         if math.isfinite(loss) and math.isfinite(norm):
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate_at(step)
@@ -176,8 +177,11 @@ class DeviceUpdates(Updates):
     def _eagerly(self, *sent: Tensor) -> None:
         """One update, in which nothing waits for the device."""
         there = tuple(tensor.to(self._device, non_blocking=True) for tensor in sent)
-        inputs, targets = self._config.task.receive(there, "train", self._config.training.dtype)
-        found = torch.stack(self._descend(inputs, targets))
+        kept = None
+        if self._config.training.dropout > 0:
+            *there, kept = there
+        inputs, targets = self._config.task.receive(tuple(there), "train", self._config.training.dtype)
+        found = torch.stack(self._descend(inputs, targets, kept))
         self._found.index_copy_(0, self._place, found.double().unsqueeze(0))
         self._place.add_(1)
         is_broken = ~torch.isfinite(found).all()
