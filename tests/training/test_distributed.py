@@ -20,7 +20,16 @@ from sab.training.run import RunConfig
 from sab.training.updates import DeviceUpdates
 from tests.faults.lives import Life
 
-OPTIONS = {"length": 4, "hidden-size": 6, "k-top": 2, "k-trunc": 4, "batch-size": 7, "threads": 1, "keep": "best"}
+OPTIONS = {
+    "length": 4,
+    "hidden-size": 6,
+    "k-top": 2,
+    "k-trunc": 4,
+    "batch-size": 7,
+    "threads": 1,
+    "keep": "best",
+    "dropout": 0.2,
+}
 OPTIONS |= {
     "iterations": 20,
     "eval-every": 4,

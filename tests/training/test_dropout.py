@@ -76,6 +76,7 @@ def test_the_readout_does_without_them_and_nothing_else_does() -> None:
     assert torch.equal(state.h, plain.h), "the recurrence has all of its units"
     outputs.square().sum().backward()
     gradient = model.readout.weight.grad
+    assert gradient is not None
     assert (gradient[:, 7] == 0).all()
     assert (gradient[:, 8] != 0).any()
 
