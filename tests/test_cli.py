@@ -101,9 +101,9 @@ def test_train_has_the_flags_of_its_dataclasses(capsys: Capture) -> None:
     assert run("train", "copying", "--help") == 0
     told = capsys.readouterr().out
     flags = """--length --encoding --method --cell --hidden-size --num-layers --k-top --k-att --k-trunc --scorer
-        --weighting --forward --incorporate --readout --iterations --batch-size --lr --clip --seed --device
-        --precision --cuda-graph --no-cuda-graph --threads --eval-every --stop-at --patience --keep --seeds --out
-        --resume"""
+        --weighting --forward --incorporate --readout --iterations --batch-size --lr --memory-lr --clip --seed
+        --device --precision --cuda-graph --no-cuda-graph --threads --eval-every --stop-at --patience --keep --seeds
+        --out --resume"""
     for flag in flags.split():
         assert f" {flag} " in told or f" {flag}," in told, flag
     assert "(default: 20000)" in told, "the task's recipe"
@@ -144,11 +144,14 @@ def test_options_reach_the_run() -> None:
         "dense",
         "--clip",
         "None",
+        "--memory-lr",
+        "0.25",
     ]
     assert run(*COPYING, *options, "--readout", "hidden+summary", "--incorporate", "concat", "--out", "run") == 0
     config = Run.open(Path("run")).config
     assert (config.model.cell, config.model.forward, config.training.clip) == ("gru", "dense", None)
     assert (config.model.readout, config.model.incorporate) == ("hidden+summary", "concat")
+    assert config.training.memory_lr == 0.25
 
 
 def test_eval(trained: Path, capsys: Capture) -> None:

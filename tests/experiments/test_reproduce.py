@@ -195,14 +195,11 @@ def test_updates_that_nobody_looks_at_as_on_a_gpu(rows: list[Row], monkeypatch: 
     host = lines()[rows[0].id, 0]
     Path("runs").rename("host")
 
-    def adam(config: Any, model: torch.nn.Module, device: torch.device) -> torch.optim.Adam:
-        return torch.optim.Adam(model.parameters(), lr=torch.tensor(config.lr), fused=True, capturable=True)
-
     def build(self: trainer.Trainer) -> updates.DeviceUpdates:
         return updates.DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, None)
 
     monkeypatch.setattr(trainer.Trainer, "_build_updates", build)
-    monkeypatch.setattr(trainer, "build_optimizer", adam)
+    monkeypatch.setattr(trainer, "build_optimizer", updates.build_capturable_optimizer)
     monkeypatch.setattr(updates, "SECONDS_UNREAD", math.inf)
     call(rows, seeds=[0])
     device = lines()[rows[0].id, 0]

@@ -15,9 +15,9 @@ import torch
 from sab import cli
 from sab.errors import Mistake
 from sab.tasks import Copying
-from sab.training import Run, TrainConfig, distributed, train_seeds, trainer
+from sab.training import Run, distributed, train_seeds, trainer
 from sab.training.run import RunConfig
-from sab.training.updates import DeviceUpdates
+from sab.training.updates import DeviceUpdates, build_capturable_optimizer
 from tests.faults.lives import Life
 
 OPTIONS = {
@@ -59,10 +59,6 @@ def free_port() -> int:
         return unused.getsockname()[1]
 
 
-def adam_of_a_gpu(config: TrainConfig, model: torch.nn.Module, device: torch.device) -> torch.optim.Adam:
-    return torch.optim.Adam(model.parameters(), lr=torch.tensor(config.lr), fused=True, capturable=True)
-
-
 def updates_of_a_gpu(self: trainer.Trainer) -> DeviceUpdates:
     return DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, None)
 
@@ -70,7 +66,7 @@ def updates_of_a_gpu(self: trainer.Trainer) -> DeviceUpdates:
 def be_one_of(number: int, count: int, port: int, as_on_a_gpu: bool) -> None:
     """Makes this process one of several; its updates are those of a GPU, at which nobody looks at once, or not."""
     if as_on_a_gpu:
-        trainer.build_optimizer = adam_of_a_gpu
+        trainer.build_optimizer = build_capturable_optimizer
         trainer.Trainer._build_updates = updates_of_a_gpu
     os.environ |= dict(zip(distributed.NEEDED, map(str, (number, count, number, "127.0.0.1", port)), strict=True))
 

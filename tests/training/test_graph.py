@@ -24,7 +24,7 @@ from sab.training import checkpoint as checkpoints
 from sab.training.batches import Batches
 from sab.training.checkpoint import TrainingState, load_model
 from sab.training.graph import Graphs
-from sab.training.updates import DeviceUpdates, build_optimizer
+from sab.training.updates import DeviceUpdates, build_capturable_optimizer, build_optimizer
 from tests.training.runs import PressCtrlC, lines, newest
 
 CPU = torch.device("cpu")
@@ -185,12 +185,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, capture: Recorder | None) -> None:
         return DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, capture)
 
     monkeypatch.setattr(trainer.Trainer, "_build_updates", build)
-    monkeypatch.setattr(trainer, "build_optimizer", lambda config, model, device: capturable_adam(model, config.lr))
+    monkeypatch.setattr(trainer, "build_optimizer", build_capturable_optimizer)
     monkeypatch.setattr(updates, "SECONDS_UNREAD", math.inf)
-
-
-def capturable_adam(model: torch.nn.Module, lr: float) -> torch.optim.Adam:
-    return torch.optim.Adam(model.parameters(), lr=torch.tensor(lr), fused=True, capturable=True)
 
 
 @pytest.fixture(params=["graphs", "no graphs"])
@@ -206,12 +202,12 @@ def plain(tmp_path: Path, run_training: Callable[..., Result]) -> Path:
 
 
 @pytest.mark.usefixtures("like_a_gpu")
-@pytest.mark.parametrize("lengths", ["fixed", "uniform"])
+@pytest.mark.parametrize(("lengths", "memory_lr"), [("fixed", 1.0), ("uniform", 1.0), ("uniform", 0.2)])
 def test_updates_that_are_not_looked_at_equal_those_that_are(
-    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch, lengths: Any
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch, lengths: Any, memory_lr: float
 ) -> None:
     task = Copying(length=3, train_lengths=lengths)
-    training = replace(config.training, iterations=20, lr_decay=0.3)
+    training = replace(config.training, iterations=20, lr_decay=0.3, memory_lr=memory_lr)
     train(task, config.model, training, tmp_path / "device")
     monkeypatch.undo()
     train(task, config.model, training, tmp_path / "host")
@@ -230,12 +226,15 @@ def test_replayed_equals_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.usefixtures("like_a_gpu")
-@pytest.mark.parametrize("at", [3, 4, 6])
-def test_interrupted_and_resumed(tmp_path: Path, run_training: Callable[..., Result], at: int) -> None:
-    run_training(tmp_path / "whole", lr_decay=0.5)
-    result = run_training(tmp_path / "pieces", progress=PressCtrlC(at), lr_decay=0.5)
+@pytest.mark.parametrize(("at", "memory_lr"), [(3, 1.0), (4, 1.0), (6, 1.0), (3, 0.2)])
+def test_interrupted_and_resumed(
+    tmp_path: Path, run_training: Callable[..., Result], at: int, memory_lr: float
+) -> None:
+    options: dict[str, Any] = {"lr_decay": 0.5, "memory_lr": memory_lr}
+    run_training(tmp_path / "whole", **options)
+    result = run_training(tmp_path / "pieces", progress=PressCtrlC(at), **options)
     assert (result.status, result.iterations) == ("interrupted", at)
-    assert run_training(tmp_path / "pieces", resume=True, lr_decay=0.5).status == "finished"
+    assert run_training(tmp_path / "pieces", resume=True, **options).status == "finished"
     assert_same(tmp_path / "pieces", tmp_path / "whole")
 
 
@@ -307,7 +306,7 @@ def test_seeds_share_a_device_without_a_difference(tmp_path: Path, config: RunCo
 def test_a_checkpoint_goes_from_one_kind_of_adam_to_the_other(plain: Path, config: RunConfig) -> None:
     stored = Run.open(plain).config
     model = stored.build_model(CPU)
-    adam = capturable_adam(model, 1e-3)
+    adam = build_capturable_optimizer(stored.training, model, CPU)
     with torch.random.fork_rng([]):
         state = checkpoints.load(plain / "checkpoint", stored, model, adam)
     for parameter in model.parameters():
@@ -329,13 +328,13 @@ def gpu_config() -> RunConfig:
 
 
 @has_gpu
-@pytest.mark.parametrize("lengths", ["fixed", "uniform"])
+@pytest.mark.parametrize(("lengths", "memory_lr"), [("fixed", 1.0), ("uniform", 1.0), ("uniform", 0.2)])
 def test_graphs_equal_eager_on_a_gpu(
-    tmp_path: Path, gpu_config: RunConfig, lengths: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, gpu_config: RunConfig, lengths: Any, memory_lr: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = Copying(length=4, train_lengths=lengths)
     for name, cuda_graph in (("graph", True), ("eager", False)):
-        training = replace(gpu_config.training, cuda_graph=cuda_graph, iterations=40, lr_decay=0.5)
+        training = replace(gpu_config.training, cuda_graph=cuda_graph, iterations=40, lr_decay=0.5, memory_lr=memory_lr)
         train(task, gpu_config.model, training, tmp_path / name)
     assert "cannot be made a CUDA graph" not in caplog.text
     assert_close(tmp_path / "graph", tmp_path / "eager", 1e-5)
@@ -353,11 +352,12 @@ def test_what_cannot_be_a_graph_trains_all_the_same_on_a_gpu(
 
 
 @has_gpu
+@pytest.mark.parametrize("memory_lr", [1.0, 0.2])
 def test_a_run_goes_from_device_to_device(
-    tmp_path: Path, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, memory_lr: float
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")  # as exact as the CPU
-    task, model, training = gpu_config.task, gpu_config.model, gpu_config.training
+    task, model, training = gpu_config.task, gpu_config.model, replace(gpu_config.training, memory_lr=memory_lr)
     train(task, model, training, tmp_path / "whole")
     out = tmp_path / "pieces"
     for iterations, device in ((5, "cpu"), (10, "cuda"), (15, "cpu"), (20, "cuda")):

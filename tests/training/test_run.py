@@ -74,6 +74,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
         ("eval_every", lambda config: replace(config, training=replace(config.training, eval_every=5))),
         ("iterations", lambda config: replace(config, training=replace(config.training, iterations=7))),
         ("patience", lambda config: replace(config, training=replace(config.training, patience=3))),
+        ("memory_lr", lambda config: replace(config, training=replace(config.training, memory_lr=0.5))),
         ("keep", lambda config: replace(config, training=replace(config.training, keep="best"))),
     ],
 )
@@ -189,7 +190,7 @@ def test_files_of_another_kind_are_told_in_plain_words(
 def test_files_of_older_versions_are_read_with_the_defaults(tmp_path: Path, run_training: Train) -> None:
     out = tmp_path / "run"
     result = run_training(out)
-    newest, newer = max((out / "checkpoint").iterdir()), ["on_nan", "checkpoint_minutes"]
+    newest, newer = max((out / "checkpoint").iterdir()), ["on_nan", "checkpoint_minutes", "memory_lr"]
     for path, below, names in (
         (out / "config.json", ["training"], [*newer, "patience", "keep"]),
         (out / "result.json", [], ["valid", "best_at"]),

@@ -19,8 +19,8 @@ MOST_THREADS = 1024
 
 LARGEST_LR = 1e30
 """What Adam can divide by its corrections without leaving the numbers of float32."""
-
-
+LARGEST_MEMORY_LR = 1e3
+"""With this share of the largest rate it still does not."""
 MOST_DROPPED = 0.99
 
 
@@ -34,6 +34,8 @@ class TrainConfig:
     """How many sequences a batch has, in training and in evaluation."""
     lr: float = 1e-3
     """Learning rate of Adam."""
+    memory_lr: float = 1.0
+    """The learning rate of the memory's own parameters (scorer and incorporation), as a share of lr."""
     lr_decay: float | None = None
     """From this fraction of the iterations on, the learning rate falls along a line to a fiftieth; None keeps it."""
     clip: float | None = 1.0
@@ -79,6 +81,7 @@ class TrainConfig:
             "batch_size": check_int("batch_size", self.batch_size, 1),
             "lr": check_float("lr", self.lr, above=0, maximum=LARGEST_LR),
             "dropout": check_float("dropout", self.dropout, minimum=0, maximum=MOST_DROPPED),
+            "memory_lr": check_float("memory_lr", self.memory_lr, above=0, maximum=LARGEST_MEMORY_LR),
             "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
             "threads": check_int("threads", self.threads, 1, optional=True, maximum=MOST_THREADS),
             "eval_every": check_int("eval_every", self.eval_every, 1),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ MOST_UNREAD_TOGETHER = 16
 """The same where several processes make a run."""
 MOST_ON_THEIR_WAY = 8
 """How many updates the host may be ahead of the device, which has to be able to stop."""
+MEMORY_PARAMETERS = ("attn_", "incorporate_")
+"""How the names of a layer's parameters begin that belong to its memory and not to its cell."""
 MOST_SKIPPED = 100
 """How many iterations in a row may have a loss or gradient that is not finite where such are skipped."""
 
@@ -110,7 +113,7 @@ class HostUpdates(Updates):
         loss, norm = (number.item() for number in self._descend(*batch, kept_units(self._config, step)))
         if math.isfinite(loss) and math.isfinite(norm):
             for group in self._optimizer.param_groups:
-                group["lr"] = self._rate_at(step)
+                group["lr"] = group["share"] * self._rate_at(step)
             self._optimizer.step()
         self._unread = time.perf_counter() - started, loss, norm
 
@@ -141,7 +144,6 @@ class DeviceUpdates(Updates):
         self._stream = stream
         self._device = next(model.parameters()).device
         self._batches = Batches(config, state.step)
-        self._rate: Tensor = optimizer.param_groups[0]["lr"]
         self._rate_set: float | None = None
         self._found = torch.zeros(MOST_UNREAD, 2, dtype=torch.float64, device=self._device)
         self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -159,7 +161,8 @@ class DeviceUpdates(Updates):
             self._since = time.perf_counter()
         rate = self._rate_at(step)
         if rate != self._rate_set:
-            self._rate.fill_(rate)
+            for group in self._optimizer.param_groups:
+                group["lr"].fill_(group["share"] * rate)
             self._rate_set = rate
         batch = self._batches.take()
         if self._stream is None:
@@ -217,10 +220,26 @@ class DeviceUpdates(Updates):
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
-    """Adam; on a GPU in one kernel, with all it depends on there, so that it can be part of a CUDA graph."""
+    """Adam, as `HostUpdates` or, on a GPU, `DeviceUpdates` want it."""
     if device.type == "cpu":
-        return torch.optim.Adam(model.parameters(), lr=config.lr)
-    rate = torch.tensor(config.lr, dtype=torch.float32, device=device)
-    adam = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+        return torch.optim.Adam(_parameter_groups(config, model), lr=config.lr)
+    return build_capturable_optimizer(config, model, device)
+
+
+def build_capturable_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
+    """Adam in one kernel for each group, with all it depends on there, so that it can be part of a CUDA graph."""
+    groups = _parameter_groups(config, model)
+    for group in groups:
+        group["lr"] = torch.tensor(group["share"] * config.lr, dtype=torch.float32, device=device)
+    adam = torch.optim.Adam(groups, fused=True, capturable=True)
     adam._warned_capturable_if_run_uncaptured = True  # pyright: ignore[reportAttributeAccessIssue]  # it is both
     return adam
+
+
+def _parameter_groups(config: TrainConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters by the share of the learning rate that they have: one group unless the memory has its own."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        is_memorys = name.rpartition(".")[2].startswith(MEMORY_PARAMETERS)
+        groups.setdefault(config.memory_lr if is_memorys else 1.0, []).append(parameter)
+    return [{"params": parameters, "share": share} for share, parameters in groups.items()]
