@@ -95,6 +95,21 @@ def test_a_run_is_the_one_that_is_made_alone_however_many_take_turns(rows: list[
     assert sorted(record["together"] for record in lines().values()) == [2, 2, 4, 4, 4, 4]
 
 
+def test_records_of_older_versions_are_those_of_their_runs(rows: list[Row]) -> None:
+    """An option that came later is not in them and has its default."""
+    call(rows[:1], seeds=[0], commit="old")
+    path = Path("results/copying.jsonl")
+    (record,) = map(json.loads, path.read_text().splitlines())
+    del record["config"]["training"]["memory_lr"]
+    path.write_text(json.dumps(record) + "\n")
+    before = path.read_bytes()
+    assert call(rows[:1], seeds=[0], commit="new").recorded == []
+    assert path.read_bytes() == before
+    record["config"]["training"]["memory_lr"] = 0.5
+    path.write_text(json.dumps(record) + "\n")
+    assert len(call(rows[:1], seeds=[0], commit="new").recorded) == 1, "a record of another run"
+
+
 def test_what_has_ended_is_skipped(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     call(rows[:2])
     before = Path("results/copying.jsonl").read_bytes()

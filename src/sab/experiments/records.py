@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sab.errors import ValueMistake
+from sab.errors import Mistake, ValueMistake
 from sab.experiments.settings import epochs_in
 from sab.experiments.tables import ROWS, Row
 from sab.files import write_text, writing
 from sab.locks import locked
 from sab.stored import first_mismatch, matches, read_json, read_json_lines
-from sab.training.run import Run
+from sab.training.run import Run, RunConfig
 
 Record = dict[str, Any]
 SCHEMA = 1
@@ -73,6 +73,14 @@ def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) 
     if "attention" in beside:
         record["attention"] = beside["attention"]
     return record
+
+
+def config_of(record: Record) -> RunConfig | None:
+    """The configuration of a record's run, options that are newer than it at their defaults; None where it has none."""
+    try:
+        return RunConfig.from_json(record["config"])
+    except (KeyError, TypeError, Mistake):
+        return None
 
 
 def thinned(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -461,8 +461,9 @@ class Runner:
 
 def is_recorded(job: Job, run: Run, results: Path) -> bool:
     """Whether the records have this very run."""
-    same = {"row": job.row.id, "seed": job.seed, "config": run.config.to_json()}
-    return any(same.items() <= record.items() for record in records.load(job.row.task, results))
+    same = {"row": job.row.id, "seed": job.seed}
+    those = (record for record in records.load(job.row.task, results) if same.items() <= record.items())
+    return any(records.config_of(record) == run.config for record in those)
 
 
 def _at_length(task: Task, length: int) -> Task:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sab.errors import Mistake
-from sab.experiments.records import Record
+from sab.experiments.records import Record, config_of
 from sab.experiments.tables import ROWS, Row
 from sab.report.pages import NONE
 from sab.tasks import TASKS, CharacterTask, Headline
-from sab.training import RunConfig
 from sab.training.progress import show_seconds
 
 ByRow = Mapping[str, list[Record]]
@@ -94,9 +92,8 @@ def show_times(records: Sequence[Record]) -> str:
 
 def is_stale(row: Row, record: Record) -> bool:
     """Whether a record was made with another configuration than the row now has."""
-    try:
-        config = RunConfig.from_json(record["config"])
-    except (KeyError, TypeError, Mistake):
+    config = config_of(record)
+    if config is None:
         return True
     wanted = row.as_in(config).config(record["seed"])
     return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
