@@ -83,7 +83,7 @@ def test_an_element_moves_by_the_rate_of_its_parameter(
 ) -> None:
     """Where every gradient is 1 so are both of Adam's corrected moments, and it moves all by its rate."""
 
-    def descend(self: Updates, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def descend(self: Updates, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         for parameter in self._model.parameters():
             parameter.grad = torch.ones_like(parameter)
         return torch.tensor(1.0), torch.tensor(1.0)
