@@ -20,24 +20,9 @@ from sab.training.run import RunConfig
 from sab.training.updates import DeviceUpdates, build_capturable_optimizer
 from tests.faults.lives import Life
 
-OPTIONS = {
-    "length": 4,
-    "hidden-size": 6,
-    "k-top": 2,
-    "k-trunc": 4,
-    "batch-size": 7,
-    "threads": 1,
-    "keep": "best",
-    "dropout": 0.2,
-}
-OPTIONS |= {
-    "iterations": 20,
-    "eval-every": 4,
-    "eval-batches": 3,
-    "checkpoint-every": 5,
-    "on-nan": "rollback",
-    "dropout": 0.2,
-}
+OPTIONS = {"length": 4, "hidden-size": 6, "k-top": 2, "k-trunc": 4, "batch-size": 7, "threads": 1, "keep": "best"}
+OPTIONS |= {"iterations": 20, "eval-every": 4, "eval-batches": 3, "checkpoint-every": 5, "on-nan": "rollback"}
+OPTIONS |= {"dropout": 0.2}
 
 
 def words(out: Path, **options: Any) -> list[str]:
