@@ -1,4 +1,7 @@
-"""What every test shares: one thread, seeded hypothesis, and Triton's interpreter where there is no GPU."""
+"""What every test shares: one thread, seeded hypothesis, and no GPU but for the tests that are about it.
+
+Without it, `auto` means the CPU and Triton's interpreter runs the kernels, on every machine as on that of the CI.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
 settings.register_profile(
     "ci",
@@ -27,6 +28,19 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("ci"), derandomize=False, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when CUDA is first used
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu") is not None:
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
 
 
 @pytest.fixture(autouse=True)

@@ -212,7 +212,7 @@ def test_selections_are_those_of_the_run(backend: str) -> None:
     assert torch.equal(trace.kept_at, torch.where(trace.numbers < 0, 0, (trace.numbers + 1) * 3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_on_a_gpu() -> None:
     layer = randomize(sab.SABLSTM(3, 16, k_top=4, k_trunc=5)).cuda()
     x = torch.randn(40, 2, 3, device="cuda")

@@ -75,7 +75,8 @@ def weighted_sum(tensors: list[Tensor], seed: int = 7) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=DOUBLE)
     for tensor in tensors:
-        total = total + (tensor * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)).sum()
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        total = total + (tensor * drawn.to(tensor.device)).sum()
     return total
 
 

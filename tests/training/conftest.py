@@ -21,7 +21,9 @@ def config() -> RunConfig:
     return RunConfig(
         Copying(length=2),
         ModelConfig(hidden_size=6, k_top=2, k_trunc=4),
-        TrainConfig(iterations=8, batch_size=3, eval_every=3, eval_batches=2, checkpoint_every=4, threads=1),
+        TrainConfig(
+            iterations=8, batch_size=3, eval_every=3, eval_batches=2, checkpoint_every=4, device="cpu", threads=1
+        ),
     )
 
 

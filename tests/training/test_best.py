@@ -25,7 +25,7 @@ from sab.training.evaluation import evaluate
 from sab.training.progress import Progress
 from sab.training.trainer import Trainer
 from tests.training.runs import PressCtrlC, contents, newest
-from tests.training.test_graph import Recorder, has_gpu, pretend
+from tests.training.test_graph import Recorder, pretend
 
 CPU = torch.device("cpu")
 Train = Callable[..., Result]
@@ -189,7 +189,7 @@ def test_the_last_weights_may_be_the_best(tmp_path: Path, run_training: Train, s
     assert (best.metrics, best.valid) == (last.metrics, last.valid)
 
 
-@has_gpu
+@pytest.mark.gpu
 def test_they_are_those_of_their_iteration_on_a_gpu(tmp_path: Path, run_training: Train, script: Script) -> None:
     script({2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3})
     result = run_training(tmp_path / "run", keep="best", patience=2, device="cuda")

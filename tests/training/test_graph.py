@@ -28,7 +28,6 @@ from sab.training.updates import DeviceUpdates, build_capturable_optimizer, buil
 from tests.training.runs import PressCtrlC, lines, newest
 
 CPU = torch.device("cpu")
-has_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
 class Recorder:
@@ -327,20 +326,21 @@ def gpu_config() -> RunConfig:
     return RunConfig(Copying(length=10), ModelConfig(hidden_size=32, k_top=3, k_trunc=4), training)
 
 
-@has_gpu
-@pytest.mark.parametrize(("lengths", "memory_lr"), [("fixed", 1.0), ("uniform", 1.0), ("uniform", 0.2)])
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", ["fixed", "uniform"])
+@pytest.mark.parametrize("options", [{}, {"memory_lr": 0.2}, {"dropout": 0.3}])
 def test_graphs_equal_eager_on_a_gpu(
-    tmp_path: Path, gpu_config: RunConfig, lengths: Any, memory_lr: float, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, gpu_config: RunConfig, lengths: Any, options: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
     task = Copying(length=4, train_lengths=lengths)
     for name, cuda_graph in (("graph", True), ("eager", False)):
-        training = replace(gpu_config.training, cuda_graph=cuda_graph, iterations=40, lr_decay=0.5, memory_lr=memory_lr)
+        training = replace(gpu_config.training, cuda_graph=cuda_graph, iterations=40, lr_decay=0.5, **options)
         train(task, gpu_config.model, training, tmp_path / name)
     assert "cannot be made a CUDA graph" not in caplog.text
     assert_close(tmp_path / "graph", tmp_path / "eager", 1e-5)
 
 
-@has_gpu
+@pytest.mark.gpu
 def test_what_cannot_be_a_graph_trains_all_the_same_on_a_gpu(
     tmp_path: Path, gpu_config: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -351,13 +351,13 @@ def test_what_cannot_be_a_graph_trains_all_the_same_on_a_gpu(
     assert_close(tmp_path / "graph", tmp_path / "eager", 1e-5)
 
 
-@has_gpu
-@pytest.mark.parametrize("memory_lr", [1.0, 0.2])
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"memory_lr": 0.2}, {"dropout": 0.3}])
 def test_a_run_goes_from_device_to_device(
-    tmp_path: Path, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, memory_lr: float
+    tmp_path: Path, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")  # as exact as the CPU
-    task, model, training = gpu_config.task, gpu_config.model, replace(gpu_config.training, memory_lr=memory_lr)
+    task, model, training = gpu_config.task, gpu_config.model, replace(gpu_config.training, **options)
     train(task, model, training, tmp_path / "whole")
     out = tmp_path / "pieces"
     for iterations, device in ((5, "cpu"), (10, "cuda"), (15, "cpu"), (20, "cuda")):
@@ -367,7 +367,7 @@ def test_a_run_goes_from_device_to_device(
     load_model(Run.open(out), CPU)
 
 
-@has_gpu
+@pytest.mark.gpu
 def test_seeds_side_by_side_on_a_gpu(tmp_path: Path, gpu_config: RunConfig) -> None:
     train_seeds(gpu_config.task, gpu_config.model, gpu_config.training, [0, 1], tmp_path / "many")
     for seed in (0, 1):

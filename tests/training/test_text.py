@@ -19,7 +19,7 @@ from sab.tasks import MNIST, PTB, Copying, Task, Text8
 from sab.training import RunConfig, TrainConfig, evaluate, train
 from sab.training.evaluation import carried_bits, evaluate_fully
 from sab.training.text import sample, score
-from tests.training.test_graph import Recorder, assert_close, assert_same, has_gpu, pretend
+from tests.training.test_graph import Recorder, assert_close, assert_same, pretend
 
 pytestmark = pytest.mark.usefixtures("tiny_data")
 CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ def test_batches_taken_on_the_device_by_number_are_those_of_the_host(
     assert_close(tmp_path / "host", tmp_path / "device", 1e-6)
 
 
-@has_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("task", [PTB(length=9), MNIST()], ids=lambda task: task.title)
 def test_a_graph_takes_its_batches_by_number_on_a_gpu(
     task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture
