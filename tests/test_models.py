@@ -181,6 +181,26 @@ def test_scores_begin_near_the_initial_score(cell: str) -> None:
     assert_close(scores, torch.full_like(scores, -4.0), tolerance=0.5)
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_share_of_the_summary_is_added_at_first(num_layers: int) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 6, "num_layers": num_layers, "k_top": 3, "incorporate": "concat"}
+    hidden = {}
+    for share in (0.0, 0.5, 1.0):
+        torch.manual_seed(0)
+        model = SequenceModel(
+            ModelConfig(**sizes, initial_summary=share), encoding="vector", input_size=3, output_size=3, steps=8
+        )
+        x = randn(8, 2, 3).float()
+        hidden[share], _, attention = model.layers(x, return_attention=True)
+        if num_layers == 1:
+            plain = model.layers.to_torch()(x[:3])[0]  # the third step is the first with something to read
+            assert_close(hidden[share][2], plain[2] + share * attention.summary[2], tolerance=1e-6)
+            assert attention.summary[2].abs().max() > 0.01
+        if share == 0:
+            assert_close(hidden[share], model.layers.to_torch()(x)[0], tolerance=1e-6)
+    assert not torch.allclose(hidden[0.5], hidden[1.0])
+
+
 # Methods -------------------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +304,8 @@ def test_training_reduces_the_loss() -> None:
         ({"readout": "summary"}, "readout", "hidden, hidden+weights, hidden+summary"),
         ({"initial_score": "low"}, "initial_score", "number"),
         ({"initial_score": -4.0, "scorer": "dot"}, "initial_score", "0 where scorer is not 'mlp'"),
+        ({"initial_summary": "none", "incorporate": "concat"}, "initial_summary", "number"),
+        ({"initial_summary": 0.0}, "initial_summary", "1 where incorporate is not 'concat'"),
         ({"input_scale": 0}, "input_scale", "above 0"),
         ({"input_scale": float("nan")}, "input_scale", "above 0"),
         ({"k_trunc": 0}, "k_trunc", "at least 1"),

@@ -70,6 +70,9 @@ class ModelConfig:
     """Whether only the selected microstates enter the summary (sparse) or all do (dense)."""
     incorporate: IncorporationName = SABConfig.incorporate
     """How the summary enters the hidden state."""
+    initial_summary: float = 1.0
+    """With concat, the share of the summary that is added to the hidden state at first. With 0 and a readout of
+    hidden+summary what is read helps the output from the start, and the recurrence once training finds a use for it."""
     attention_size: int | None = SABConfig.attention_size
     """Size of the keys of the scorers mlp and dot; None means hidden_size."""
     initial_score: float = 0.0
@@ -93,6 +96,7 @@ class ModelConfig:
             "k_top": check_int("k_top", self.k_top, 0),
             "k_att": check_int("k_att", self.k_att, 1, maximum=MOST_STEPS),
             "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
+            "initial_summary": check_float("initial_summary", self.initial_summary),
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "initial_score": check_float("initial_score", self.initial_score),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
@@ -108,6 +112,11 @@ class ModelConfig:
         if self.initial_score and self.scorer != "mlp":
             raise ValueMistake(
                 f"initial_score must be 0 where scorer is not 'mlp'; got {self.initial_score}.", "initial_score"
+            )
+        if self.initial_summary != 1 and self.incorporate != "concat":
+            raise ValueMistake(
+                f"initial_summary must be 1 where incorporate is not 'concat'; got {self.initial_summary}.",
+                "initial_summary",
             )
         if self.readout == "hidden+weights" and memory.forward == "dense":
             raise ValueMistake(
@@ -149,6 +158,8 @@ class SequenceModel(nn.Module):
         self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
         if config.initial_score and memory.k_top > 0:
             self._begin_scores_at(config.initial_score)
+        if config.initial_summary != 1 and memory.k_top > 0:
+            self._begin_summary_at(config.initial_summary)
         self.readout = nn.Linear(config.hidden_size, output_size)
         self.readout_attention: nn.Linear | None = None
         if memory.k_top > 0 and config.readout != "hidden":
@@ -184,6 +195,14 @@ class SequenceModel(nn.Module):
             v = parameters[f"attn_v_l{layer}"]
             parameters[f"attn_bias_l{layer}"].add_(1.0)
             v.add_((score / math.tanh(1.0) - v.sum()) / len(v))
+
+    @torch.no_grad()
+    def _begin_summary_at(self, share: float) -> None:
+        """Makes W_c [h; s] begin as h and this share of s."""
+        n = self.config.hidden_size
+        for name, parameter in self.layers.named_parameters():
+            if name.startswith("incorporate_weight"):
+                parameter[:, n:] *= share
 
     def _encode(self, inputs: Tensor) -> Tensor:
         if self.encoding == "onehot":

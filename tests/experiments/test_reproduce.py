@@ -110,6 +110,17 @@ def test_records_of_older_versions_are_those_of_their_runs(rows: list[Row]) -> N
     assert len(call(rows[:1], seeds=[0], commit="new").recorded) == 1, "a record of another run"
 
 
+@pytest.mark.parametrize("method", ["tbptt", "sab"])
+def test_a_baseline_has_no_memory_to_have_options_of(rows: list[Row], method: str) -> None:
+    row = next(row for row in rows if row.method == method)
+    call([row], seeds=[0], commit="old")
+    path = Path("results/copying.jsonl")
+    (record,) = map(json.loads, path.read_text().splitlines())
+    record["config"]["model"]["weighting"] = "relu"
+    path.write_text(json.dumps(record) + "\n")
+    assert len(call([row], seeds=[0], commit="new").recorded) == (1 if method == "sab" else 0)
+
+
 def test_what_has_ended_is_skipped(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     call(rows[:2])
     before = Path("results/copying.jsonl").read_bytes()

@@ -106,6 +106,15 @@ def test_against_our_own_rows_without_a_memory() -> None:
     assert against_truncation(ROWS["mnist-sab-10-10-ours"], fair) == "no (95.00, our training)", "as good is not better"
 
 
+def test_the_memory_that_a_baseline_does_not_have_makes_no_record_stale() -> None:
+    for row, makes_a_difference in ((ROWS["ptb-sab-5-5-ours"], True), (ROWS["ptb-tbptt-5-ours"], False)):
+        config = row.config(0).to_json()
+        config["model"] |= {"weighting": "relu", "readout": "hidden+weights", "attention_size": 3}
+        assert is_stale(row, record(row.id, config=config)) == makes_a_difference
+        config["model"]["cell"] = "gru"
+        assert is_stale(row, record(row.id, config=config))
+
+
 def test_a_record_of_the_prefix_is_not_stale() -> None:
     row = ROWS["text8-sab-5-5-ours"]
     assert not is_stale(row, record(row.id, part="prefix"))

@@ -17,11 +17,21 @@ from sab.training import RunConfig, TrainConfig
 HIDDEN_SIZE, BATCH_SIZE = 128, 64
 """The paper's for copying and adding, which no recipe changes."""
 MEMORY = {"scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
-READER = {**MEMORY, "weighting": "softmax_sink", "attention_size": 64}
-"""For text, where many a step has nothing to look up: the sink lets it. A scorer as wide as 1,000 hidden units would
-change its scores by more than 1 at each of Adam's steps."""
+READER = {
+    "scorer": "mlp",
+    "weighting": "softmax",
+    "incorporate": "concat",
+    "initial_summary": 0.0,
+    "readout": "hidden+summary",
+    "attention_size": 64,
+}
+"""For text, where what is read is in the way if it is added to the hidden state: a microstate says which character was
+likely then. Here it goes to the readout on a way of its own. A scorer as wide as 1,000 hidden units would change its
+scores by more than 1 at each of Adam's steps."""
 MEMORY_OF = {"ptb": READER, "text8": READER}
-BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded"}
+MEMORY_LR_OF = {"ptb": 0.03, "text8": 0.03}
+"""For the memory above: a step of Adam changes what a matrix of [1000, 2000] gives by as much as it is."""
+BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded", "initial_summary": 1.0, "readout": "hidden"}
 MEMORY_OF_CELL = {"gru": {**BOUNDED, "initial_score": -4.0}, "rnn_tanh": BOUNDED, "rnn_relu": BOUNDED}
 """What other cells than the LSTM have otherwise. A GRU's next state has a share of its last one: what is added to that
 would grow from step to step, so its memory also begins hardly read."""
@@ -65,6 +75,8 @@ def ours(
         if length is not None:
             raise ValueMistake(f"length must be None for task {task}; got {length!r}.", "length")
         setting = replace(OURS[task], lr=LR_OF_CELL.get(cell, OURS[task].lr))
+        if method == "sab" and cell not in MEMORY_OF_CELL:
+            setting = replace(setting, memory_lr=MEMORY_LR_OF.get(task, 1.0))
         return setting.config(TASKS[task](**options), **model)  # pyright: ignore[reportArgumentType]
     options = {"length": length, "train_lengths": "grid", **options}
     training = TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +16,7 @@ from sab.experiments.settings import epochs_in
 from sab.experiments.tables import ROWS, Row
 from sab.files import write_text, writing
 from sab.locks import locked
+from sab.models import ModelConfig
 from sab.stored import first_mismatch, matches, read_json, read_json_lines
 from sab.training.run import Run, RunConfig
 
@@ -31,6 +33,8 @@ NOTES = {
 }
 """What a runner notes of a run."""
 ATTENTION = {"k_att": int, "first": int, "moments": dict[str, list[list[float | None]]]}
+MEMORY_OPTIONS = ("k_top", "k_att", "scorer", "weighting", "forward", "incorporate", "initial_summary")
+MEMORY_OPTIONS += ("attention_size", "initial_score", "max_microstates", "readout")
 NEEDED = {
     "row": str,
     "seed": int,
@@ -81,6 +85,14 @@ def config_of(record: Record) -> RunConfig | None:
         return RunConfig.from_json(record["config"])
     except (KeyError, TypeError, Mistake):
         return None
+
+
+def effective(config: RunConfig) -> RunConfig:
+    """The configuration with what makes no difference at its defaults: a baseline has no memory to have options of."""
+    if config.model.method == "sab":
+        return config
+    memorys = {option: getattr(ModelConfig, option) for option in MEMORY_OPTIONS}
+    return replace(config, model=replace(config.model, **memorys))
 
 
 def thinned(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

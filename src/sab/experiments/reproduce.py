@@ -463,7 +463,8 @@ def is_recorded(job: Job, run: Run, results: Path) -> bool:
     """Whether the records have this very run."""
     same = {"row": job.row.id, "seed": job.seed}
     those = (record for record in records.load(job.row.task, results) if same.items() <= record.items())
-    return any(records.config_of(record) == run.config for record in those)
+    configs = (config for record in those if (config := records.config_of(record)) is not None)
+    return any(records.effective(config) == records.effective(run.config) for config in configs)
 
 
 def _at_length(task: Task, length: int) -> Task:

@@ -30,6 +30,7 @@ class Setting:
     lr_decay: float | None = None
     clip: float | None = 1.0
     input_scale: float = 1.0
+    memory_lr: float = 1.0
 
     def config(self, task: StoredTask, **model: Any) -> RunConfig:
         """The run on a task of a model with these further options."""
@@ -38,6 +39,7 @@ class Setting:
             iterations=round(self.epochs * batches),
             batch_size=self.batch_size,
             lr=self.lr,
+            memory_lr=self.memory_lr,
             lr_decay=self.lr_decay,
             clip=self.clip,
             precision=self.precision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sab.experiments.records import Record, config_of
+from sab.experiments.records import Record, config_of, effective
 from sab.experiments.tables import ROWS, Row
 from sab.report.pages import NONE
 from sab.tasks import TASKS, CharacterTask, Headline
@@ -95,7 +95,8 @@ def is_stale(row: Row, record: Record) -> bool:
     config = config_of(record)
     if config is None:
         return True
-    wanted = row.as_in(config).config(record["seed"])
+    wanted = effective(row.as_in(config).config(record["seed"]))
+    config = effective(config)
     return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
