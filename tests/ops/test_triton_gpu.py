@@ -13,22 +13,29 @@ from tests.ops.test_triton_small import results
 
 pytestmark = pytest.mark.gpu
 
-SMALL = [
+CASES = [
+    # for small hidden sizes
     ("lstm", "mlp", "softmax", "add", 128),
     ("lstm", "dot", "softmax_sink", "concat", 33),
     ("gru", "affine", "relu_norm", "add_bounded", 64),
     ("gru", "mlp", "softmax", "concat", 100),
     ("rnn_tanh", "affine_tanh", "relu", "add", 16),
     ("rnn_relu", "dot", "relu_norm", "add_bounded", 128),
-]
-LARGE = [
+    # for large ones
     ("lstm", "mlp", "softmax_sink", "add", 300),
     ("lstm", "affine", "softmax", "concat", 264),
     ("gru", "dot", "relu_norm", "add_bounded", 512),
     ("rnn_tanh", "mlp", "softmax", "concat", 300),
 ]
 PRECISIONS = {"ieee": 1e-3, "tf32": 0.03, "bfloat16": 0.15}
-"""How far a tensor may be from the reference's, as a fraction of its norm."""
+"""How far a tensor may be from the reference's, as a fraction of its largest number."""
+CASES_IN_PRECISIONS = [
+    (*case, precision)
+    for case in CASES
+    for precision in PRECISIONS
+    # Where a ReLU's derivative jumps, rounding moves a gradient by any amount.
+    if precision == "ieee" or "relu" not in case[0] + case[2]
+]
 
 
 def layers(cell: str, n: int, **options: Any) -> tuple[Any, Any]:
@@ -39,11 +46,10 @@ def layers(cell: str, n: int, **options: Any) -> tuple[Any, Any]:
     return theirs, ours.cuda()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize(("cell", "scorer", "weighting", "incorporate", "n"), SMALL + LARGE)
+@pytest.mark.parametrize(("cell", "scorer", "weighting", "incorporate", "n", "precision"), CASES_IN_PRECISIONS)
 def test_equals_the_reference_with_every_gradient(
-    cell: str, scorer: str, weighting: str, incorporate: str, n: int, ends: bool, precision: str,
+    cell: str, scorer: str, weighting: str, incorporate: str, n: int, precision: str, ends: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee" if precision == "ieee" else "tf32")
@@ -76,6 +82,6 @@ def test_a_state_goes_on_from_the_cpu() -> None:
 
 def assert_near(got: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
     assert got.isfinite().all(), name
-    size = expected.norm().item()
-    size = size if size > 1e-9 else 1.0  # 0 but for rounding, as the query's gradient in `affine`
-    assert (got.cpu().double() - expected).norm().item() <= tolerance * size, name
+    largest = expected.abs().max().item()
+    largest = largest if largest > 1e-9 else 1.0  # 0 but for rounding, as the query's gradient in `affine`
+    assert (got.cpu().double() - expected).abs().max().item() <= tolerance * largest, name

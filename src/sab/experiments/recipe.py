@@ -17,22 +17,17 @@ from sab.training import RunConfig, TrainConfig
 HIDDEN_SIZE, BATCH_SIZE = 128, 64
 """The paper's for copying and adding, which no recipe changes."""
 MEMORY = {"scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
-READER = {
-    "scorer": "mlp",
-    "weighting": "softmax",
-    "incorporate": "concat",
-    "initial_summary": 0.0,
-    "readout": "hidden+summary",
-    "attention_size": 64,
-}
-"""For text, where what is read is in the way if it is added to the hidden state: a microstate says which character was
-likely then. Here it goes to the readout on a way of its own. A scorer as wide as 1,000 hidden units would change its
-scores by more than 1 at each of Adam's steps."""
-MEMORY_OF = {"ptb": READER, "text8": READER}
-MEMORY_LR_OF = {"ptb": 0.03, "text8": 0.03}
-"""For the memory above: a step of Adam changes what a matrix of [1000, 2000] gives by as much as it is."""
+SINK = {**MEMORY, "weighting": "softmax_sink", "attention_size": 64}
+"""For text, where many a step has nothing to look up: the sink lets it. A scorer as wide as 1,000 hidden units would
+change its scores by more than 1 at each of Adam's steps."""
+READER = {**MEMORY, "incorporate": "concat", "initial_summary": 0.0, "readout": "hidden+summary", "attention_size": 64}
+"""For much text. What is read is in the way where it is added to the hidden state, since a microstate says which
+character was likely then; here it goes to the readout on a way of its own. Little text it learns by heart."""
+MEMORY_OF = {"ptb": SINK, "text8": READER}
+MEMORY_LR_OF = {"text8": 0.03}
+"""At the whole rate a step of Adam would change what the matrix [1000, 2000] of `concat` gives by as much as it is."""
 EPOCHS_OF = {"text8": 8}
-"""Fewer where this memory is: an iteration takes it three times as long as an LSTM."""
+"""With a memory: an iteration takes three times as long as without one."""
 BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded", "initial_summary": 1.0, "readout": "hidden"}
 MEMORY_OF_CELL = {"gru": {**BOUNDED, "initial_score": -4.0}, "rnn_tanh": BOUNDED, "rnn_relu": BOUNDED}
 """What other cells than the LSTM have otherwise. A GRU's next state has a share of its last one: what is added to that

@@ -270,7 +270,6 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "mnist-sab-10-10-ours": {
         "weighting": "softmax_sink",
         "incorporate": "add_bounded",
-        "readout": "hidden+summary",
         "iterations": 20 * BATCHES["mnist"],
     },
     "mnist-sab-14-10-ours-gru": {"incorporate": "add", "clip": 1.0, "on_nan": "skip"},
