@@ -21,7 +21,8 @@ test: $(READY)
 	@[ -n "$$(which chromium chromium-browser google-chrome)" ] || \
 		echo 'Chromium is not installed: the tests of the report page in a browser are skipped.'
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
-	! $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(BIN)/python -m pytest -m gpu
+	! $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+		SAB_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

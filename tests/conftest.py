@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if os.environ.get("SAB_TEST_GPU") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when CUDA is first used
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
 settings.register_profile(
     "ci",
@@ -30,17 +33,11 @@ settings.register_profile("search", settings.get_profile("ci"), derandomize=Fals
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("markexpr") != "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when CUDA is first used
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:
-                item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+                item.add_marker(pytest.mark.skip(reason="no CUDA device, or no SAB_TEST_GPU=1 to let tests see it"))
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,9 @@ LAYERS: dict[str, Any] = {
     "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
     "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
 }
+MEMORY_OPTIONS = ("k_top", "k_att", "scorer", "weighting", "forward", "incorporate", "initial_summary")
+MEMORY_OPTIONS += ("attention_size", "initial_score", "max_microstates", "readout")
+"""Options of `ModelConfig` that make no difference to a model without a memory."""
 MOST_LAYERS = 1000
 """How many layers may be stacked: to make more takes longer than anybody waits."""
 Method = Literal["sab", "bptt", "tbptt"]

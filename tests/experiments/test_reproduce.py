@@ -27,6 +27,7 @@ from sab.locks import Lock
 from sab.tasks import PTB, Copying
 from sab.training import Run, RunConfig, train, trainer, updates
 from tests.experiments.conftest import TinyRow
+from tests.report.made_up import record
 
 CLOCK = ("wall_time", "date", "together")
 
@@ -119,6 +120,16 @@ def test_a_baseline_has_no_memory_to_have_options_of(rows: list[Row], method: st
     record["config"]["model"]["weighting"] = "relu"
     path.write_text(json.dumps(record) + "\n")
     assert len(call([row], seeds=[0], commit="new").recorded) == (1 if method == "sab" else 0)
+    path = Path("runs") / row.id / "seed0" / "config.json"
+    config = json.loads(path.read_text())
+    config["model"]["weighting"] = "relu"
+    path.write_text(json.dumps(config))
+    job = jobs_of([row], [0], Path("runs"))[0]
+    if method == "sab":
+        with pytest.raises(Mistake, match=r"weighting must be 'relu' to resume"):
+            job.stored()
+    else:
+        assert job.stored() is not None
 
 
 def test_what_has_ended_is_skipped(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,6 +361,26 @@ def test_a_newer_record_takes_the_place_of_an_older_one(rows: list[Row]) -> None
     record = newer[other.id, 0]
     records.save({**record, "iterations": 99}, Path("results"))
     assert [line["iterations"] for line in lines().values() if line["seed"] == 0] == [6, 99]
+
+
+def test_a_record_of_a_longer_run_stays_unless_the_row_has_changed(tmp_path: Path) -> None:
+    row = "copying-100-sab-5-5-ours"
+    now = record(row)
+    longer, shorter, otherwise = (json.loads(json.dumps(now)) for _ in range(3))
+    longer["config"]["training"]["iterations"] += 1
+    shorter["config"]["training"]["iterations"] -= 1
+    otherwise["config"]["training"] |= {"lr": 0.5, "iterations": now["iterations"] + 1}
+    for older, newer, is_saved in (
+        (longer, now, False),  # the same, trained for longer
+        (otherwise, shorter, False),  # no reason to lose a long one for what is less than the row asks for
+        (otherwise, now, True),
+        (shorter, now, True),
+        (now, {**now, "date": "2030-01-02T03:04:05+00:00"}, True),
+    ):
+        records.save(older, tmp_path / "results")
+        assert records.save(newer, tmp_path / "results") == is_saved
+        assert lines()[row, 0] == (newer if is_saved else older)
+        (tmp_path / "results" / "copying.jsonl").unlink()
 
 
 def test_a_run_may_be_given_more_iterations(rows: list[Row]) -> None:

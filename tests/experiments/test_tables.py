@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,20 @@ def test_text8_is_read_as_far_as_it_is_there(tiny_data: Path, tmp_path: Path) ->
     assert row.on(tmp_path / "nothing").config(0).task == Text8()
     other = ROWS["ptb-bptt"]
     assert other.on(tmp_path) == other.as_in(other.config(0)) == other
+
+
+def test_the_memory_of_text8_is_read_out_and_learns_slowly() -> None:
+    sab, control = (ROWS[row].config(0) for row in ("text8-sab-5-5-ours", "text8-tbptt-5-ours"))
+    assert (sab.model.incorporate, sab.model.initial_summary) == ("concat", 0.0)
+    assert (sab.model.weighting, sab.model.readout) == ("softmax", "hidden+summary")
+    assert (sab.training.memory_lr, control.training.memory_lr) == (0.03, 1.0)
+    assert 3 * sab.training.iterations == 2 * control.training.iterations
+    different = replace(sab.training, memory_lr=1.0, iterations=control.training.iterations)
+    assert different == control.training, "all else is the same training"
+    for cell in ("gru", "rnn_tanh", "rnn_relu"):
+        other = ours("text8", None, "sab", 5, 5, 5, cell)
+        assert (other.model.incorporate, other.model.readout) == ("add_bounded", "hidden")
+        assert (other.training.memory_lr, other.training.iterations) == (1.0, control.training.iterations)
 
 
 def test_the_recipe_takes_what_a_task_has() -> None:

@@ -66,7 +66,8 @@ def test_equals_the_reference_with_every_gradient(
     if precision == "ieee":
         assert torch.equal(got["numbers"].cpu(), expected["numbers"])
     for name, tensor in expected.items():
-        if tensor.is_floating_point() and tensor.numel() > 0 and name != "weights":
+        # The order of weights is that of scores, which rounding may change.
+        if tensor.is_floating_point() and tensor.numel() > 0 and (name != "weights" or precision == "ieee"):
             assert_near(got[name], tensor, PRECISIONS[precision], name)
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels for small hidden sizes, interpreted where there is no GPU, against the reference."""
+"""The Triton kernels for small hidden sizes, in Triton's interpreter, against the reference."""
 
 from __future__ import annotations
 

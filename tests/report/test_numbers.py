@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from sab.experiments.records import is_stale
 from sab.experiments.tables import ROWS
-from sab.report.numbers import against_truncation, is_stale, median, verdict
+from sab.report.numbers import against_truncation, median, verdict
 from tests.report.made_up import SAB, by_row, diverged, record
 
 

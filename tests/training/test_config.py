@@ -82,3 +82,7 @@ def test_the_learning_rate_falls_along_a_line_to_a_fiftieth() -> None:
     assert config.lr_at(100) == pytest.approx(0.02)
     assert TrainConfig(iterations=100, lr=1.0).lr_at(100) == 1.0
     assert TrainConfig(iterations=100, lr=1.0, lr_decay=1.0).lr_at(100) == 1.0
+
+
+def test_no_test_sees_a_gpu_that_is_not_about_one() -> None:
+    assert resolve_device("auto") == torch.device("cpu")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sab.files import write_text
-from sab.models import ModelConfig
+from sab.models import MEMORY_OPTIONS, ModelConfig
 from sab.tasks import Adding, Copying
 from sab.training import Result, Run, RunConfig, TrainConfig
 from sab.training import run as run_module
@@ -96,6 +96,29 @@ def test_resuming_may_change_what_computes_nothing(tmp_path: Path, config: RunCo
         )
     )
     run.check_resumable(replace(config, training=replace(config.training, device="cuda", cuda_graph=False)))
+
+
+def test_a_baseline_has_no_memory_to_have_options_of(config: RunConfig) -> None:
+    memory: dict[str, Any] = {
+        "k_top": 7,
+        "k_att": 3,
+        "scorer": "affine",
+        "weighting": "softmax_sink",
+        "forward": "dense",
+    }
+    memory |= {"incorporate": "concat", "initial_summary": 0.5, "attention_size": 3, "max_microstates": 4}
+    memory["readout"] = "hidden+summary"
+    others = [replace(config.model, **memory), replace(config.model, initial_score=-1.0)]
+    assert {*memory, "initial_score"} == set(MEMORY_OPTIONS)
+    for method in ("bptt", "tbptt", "sab"):
+        one = replace(config, model=replace(config.model, method=method))
+        for model in others:
+            training = replace(config.training, memory_lr=0.5)
+            other = replace(config, model=replace(model, method=method), training=training)
+            assert (one.difference(other) is None) == (method != "sab")
+            assert (one.effective() == other.effective()) == (method != "sab")
+        for option, value in (("hidden_size", 7), ("cell", "gru"), ("k_trunc", 3), ("input_scale", 2.0)):
+            assert one.difference(replace(one, model=replace(one.model, **{option: value}))) == option
 
 
 def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp_path: Path, config: RunConfig) -> None:

@@ -22,7 +22,8 @@ SINK = {**MEMORY, "weighting": "softmax_sink", "attention_size": 64}
 change its scores by more than 1 at each of Adam's steps."""
 READER = {**MEMORY, "incorporate": "concat", "initial_summary": 0.0, "readout": "hidden+summary", "attention_size": 64}
 """For much text. What is read is in the way where it is added to the hidden state, since a microstate says which
-character was likely then; here it goes to the readout on a way of its own. Little text it learns by heart."""
+character was likely then; here it goes to the readout on a way of its own. A text as small as ptb's it learns by
+heart."""
 MEMORY_OF = {"ptb": SINK, "text8": READER}
 MEMORY_LR_OF = {"text8": 0.03}
 """At the whole rate a step of Adam would change what the matrix [1000, 2000] of `concat` gives by as much as it is."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +15,6 @@ from sab.experiments.settings import epochs_in
 from sab.experiments.tables import ROWS, Row
 from sab.files import write_text, writing
 from sab.locks import locked
-from sab.models import ModelConfig
 from sab.stored import first_mismatch, matches, read_json, read_json_lines
 from sab.training.run import Run, RunConfig
 
@@ -33,8 +31,6 @@ NOTES = {
 }
 """What a runner notes of a run."""
 ATTENTION = {"k_att": int, "first": int, "moments": dict[str, list[list[float | None]]]}
-MEMORY_OPTIONS = ("k_top", "k_att", "scorer", "weighting", "forward", "incorporate", "initial_summary")
-MEMORY_OPTIONS += ("attention_size", "initial_score", "max_microstates", "readout")
 NEEDED = {
     "row": str,
     "seed": int,
@@ -87,12 +83,13 @@ def config_of(record: Record) -> RunConfig | None:
         return None
 
 
-def effective(config: RunConfig) -> RunConfig:
-    """The configuration with what makes no difference at its defaults: a baseline has no memory to have options of."""
-    if config.model.method == "sab":
-        return config
-    memorys = {option: getattr(ModelConfig, option) for option in MEMORY_OPTIONS}
-    return replace(config, model=replace(config.model, **memorys))
+def is_stale(row: Row, record: Record) -> bool:
+    """Whether a record was made with another configuration than the row now has."""
+    config = config_of(record)
+    if config is None:
+        return True
+    wanted = row.as_in(config).config(record["seed"])
+    return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
 def thinned(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -185,13 +182,14 @@ def read_notes(path: Path) -> dict[str, Any]:
 def save(record: Record, results: Path) -> bool:
     """Adds a record to its task's file, in one move, in the place of an older one of the same row and seed.
 
-    One that was meant to be trained for longer stays, which is told. Several processes may do this at once.
+    One that was meant to be trained for longer stays, which is told, unless the row has changed since and the new one
+    is all that it asks for. Several processes may do this at once.
     """
     path = path_of(record["task"], results)
     with writing(path, "results"), locked(results):
         known = load(record["task"], results)
         same = [one for one in known if (one["row"], one["seed"]) == (record["row"], record["seed"])]
-        if any(_iterations_of(one) > _iterations_of(record) for one in same):
+        if any(_stays(one, record) for one in same):
             return False
         others = [one for one in known if one not in same]
         lines = (json.dumps(one, allow_nan=False) + "\n" for one in (*others, record))
@@ -199,6 +197,15 @@ def save(record: Record, results: Path) -> bool:
     return True
 
 
+def _stays(older: Record, newer: Record) -> bool:
+    """Whether a record keeps its place: it was to be trained for longer, however it ended, and does not lag behind."""
+    if _iterations_of(older) <= _iterations_of(newer):
+        return False
+    row, config, other = ROWS.get(newer["row"]), config_of(older), config_of(newer)
+    is_as_wanted = row is not None and not is_stale(row, newer)
+    return not is_as_wanted or (config is not None and other is not None and config.difference(other) is None)
+
+
 def _iterations_of(record: Record) -> int:
-    """For how long a run was to be trained, however it ended."""
+    """For how long a run was to be trained."""
     return record["config"]["training"]["iterations"]

@@ -464,7 +464,7 @@ def is_recorded(job: Job, run: Run, results: Path) -> bool:
     same = {"row": job.row.id, "seed": job.seed}
     those = (record for record in records.load(job.row.task, results) if same.items() <= record.items())
     configs = (config for record in those if (config := records.config_of(record)) is not None)
-    return any(records.effective(config) == records.effective(run.config) for config in configs)
+    return any(config.effective() == run.config.effective() for config in configs)
 
 
 def _at_length(task: Task, length: int) -> Task:

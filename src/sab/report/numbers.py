@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sab.experiments.records import Record, config_of, effective
+from sab.experiments.records import Record, is_stale
 from sab.experiments.tables import ROWS, Row
 from sab.report.pages import NONE
 from sab.tasks import TASKS, CharacterTask, Headline
@@ -88,16 +88,6 @@ def show_times(records: Sequence[Record]) -> str:
     together = max(record.get("together", 1) for record in records)
     told = show_seconds(statistics.median(record["wall_time"] for record in records))
     return f"{told}, {together} at once" if together > 1 else told
-
-
-def is_stale(row: Row, record: Record) -> bool:
-    """Whether a record was made with another configuration than the row now has."""
-    config = config_of(record)
-    if config is None:
-        return True
-    wanted = effective(row.as_in(config).config(record["seed"]))
-    config = effective(config)
-    return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
 def any_is_stale(rows: Sequence[Row], by_row: ByRow) -> bool:

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ import torch
 from sab import __version__
 from sab.errors import Mistake, TypeMistake, ValueMistake, check_choice
 from sab.files import temporary_of, write_text, writing
-from sab.models import ModelConfig, SequenceModel
+from sab.models import MEMORY_OPTIONS, ModelConfig, SequenceModel
 from sab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
 from sab.tasks import TASKS, StoredTask, Task
 from sab.training import lock
@@ -97,9 +97,17 @@ class RunConfig:
         """Every option by the name that the command line knows it by."""
         return {"task": self.task.name, **self.task.options(), **asdict(self.model), **asdict(self.training)}
 
+    def effective(self) -> RunConfig:
+        """The same with what makes no difference at its default: a baseline has no memory to have options of."""
+        if self.model.method == "sab":
+            return self
+        defaults = {option: getattr(ModelConfig, option) for option in MEMORY_OPTIONS}
+        model = replace(self.model, **defaults)
+        return replace(self, model=model, training=replace(self.training, memory_lr=TrainConfig.memory_lr))
+
     def difference(self, other: RunConfig) -> str | None:
         """Name of the first option that makes the two compute something else, if one does."""
-        mine, others = self.options(), other.options()
+        mine, others = self.effective().options(), other.effective().options()
         for option in (*mine, *others):
             if option not in FREE_ON_RESUME and mine.get(option) != others.get(option):
                 return option
