@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import os
 import re
@@ -359,6 +360,15 @@ def test_plot(trained: Path, capsys: Capture) -> None:
     assert run("plot", trained, "-o", "new/pictures") == 0
     assert sorted(path.name for path in Path("new/pictures").iterdir()) == ["attention.png", "learning_curve.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text here")
+def test_a_folder_whose_name_no_encoding_has(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", told)
+    assert run("plot", trained, "--out", os.fsdecode(b"\xff")) == 0
+    assert told.buffer.getvalue().splitlines()[0].startswith(rb"\udcff/")  # pyright: ignore[reportAttributeAccessIssue]
+    assert any(Path(os.fsdecode(b"\xff")).iterdir())
 
 
 def test_plot_of_each_kind(trained: Path, capsys: Capture) -> None:

@@ -5,6 +5,7 @@ What the user got wrong is told in one sentence on stderr, with exit status 2; a
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +53,9 @@ COMMANDS: dict[str, Callable[..., int]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line, by default that of the process; gives the exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name may have what no encoding has
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(arguments)
         print(end="", flush=True)
