@@ -5,6 +5,7 @@ What the user got wrong is told in one sentence on stderr, with exit status 2; a
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name may have what no encoding has
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # where something else was put in the stream's place
+                stream.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(arguments)
         print(end="", flush=True)
