@@ -270,7 +270,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "mnist-sab-10-10-ours": {
         "weighting": "softmax_sink",
         "incorporate": "add_bounded",
-        "iterations": 20 * BATCHES["mnist"],
+        "readout": "hidden+summary",
+        "iterations": 24 * BATCHES["mnist"],
     },
     "mnist-sab-14-10-ours-gru": {"incorporate": "add", "clip": 1.0, "on_nan": "skip"},
 }
