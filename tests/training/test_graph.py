@@ -328,7 +328,7 @@ def gpu_config() -> RunConfig:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", ["fixed", "uniform"])
-@pytest.mark.parametrize("options", [{}, {"memory_lr": 0.2}, {"dropout": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"memory_lr": 0.2, "weight_decay": 0.1}, {"dropout": 0.3}])
 def test_graphs_equal_eager_on_a_gpu(
     tmp_path: Path, gpu_config: RunConfig, lengths: Any, options: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -352,7 +352,7 @@ def test_what_cannot_be_a_graph_trains_all_the_same_on_a_gpu(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"memory_lr": 0.2}, {"dropout": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"memory_lr": 0.2, "weight_decay": 0.1}, {"dropout": 0.3}])
 def test_a_run_goes_from_device_to_device(
     tmp_path: Path, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:

@@ -103,6 +103,7 @@ def bench(
 def reproduce(
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TASK ...]")] = (),
     rows: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATTERN,PATTERN,...")] = None,
+    paper: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     seeds: Annotated[str, tyro.conf.arg(metavar="SEED,SEED,...")] = "0,1,2",
     minutes: float | None = None,
     iterations: int | None = None,
@@ -123,6 +124,7 @@ def reproduce(
     Args:
         tasks: Whose tables; none means all that there are.
         rows: Which rows, by patterns of their ids as in 'copying-100-*'; None means all. --list shows the ids.
+        paper: The paper's own rows alone, those of SAB as we train it: no further readings, controls, cells or lengths.
         seeds: The seeds of each row, as in 0,1,2.
         minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
         iterations: How many iterations each row has; None means as many as its table says.
@@ -145,7 +147,7 @@ def reproduce(
     from sab.experiments.tables import find
     from sab.report import results as tables
 
-    chosen = find(tasks, None if rows is None else [pattern.strip() for pattern in rows.split(",")])
+    chosen = find(tasks, None if rows is None else [pattern.strip() for pattern in rows.split(",")], paper)
     numbers = parse_seeds(seeds)
     if show_list:
         print("\n".join(tables.listing([row.on(data_dir) for row in chosen])))
@@ -172,6 +174,7 @@ def reproduce(
         given |= {"results": results, "device": device, "together": together, "data-dir": data_dir, "commit": commit}
         given |= {"on": on, "address": address}
         words = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
+        words += ["--paper"] if paper else []
         total = len(chosen) * len(numbers)
         print(f"{len(outcome.left)} of {total} runs are not at their end, the first of them {outcome.left[0].label}.")
         print(f"Go on with: {shlex.join(['sab', 'reproduce', *tasks, *words])}")
@@ -184,13 +187,14 @@ def reproduce(
 
 def _report(results: Path) -> int:
     """Renews the tables and the figures of the repository in the current folder."""
+    from sab.experiments import calls
     from sab.report import figures, pages  # matplotlib takes a while to import
     from sab.report import results as tables
 
-    read = tables.load(results)
+    read, made = tables.load(results), calls.load(results)
     images = Path("docs/images")
-    pages.renew(Path("docs/results.md"), "results", tables.page_part(read, "images"))
-    pages.renew(Path("README.md"), "results", tables.readme_part(read))
+    pages.renew(Path("docs/results.md"), "results", tables.page_part(read, "images", made))
+    pages.renew(Path("README.md"), "results", tables.readme_part(read, made))
     print("docs/results.md\nREADME.md")
     with writing(images):
         images.mkdir(parents=True, exist_ok=True)

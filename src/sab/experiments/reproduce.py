@@ -24,7 +24,7 @@ from rich.console import Console
 
 from sab import data
 from sab.errors import Mistake, ValueMistake, check_float, check_int
-from sab.experiments import records
+from sab.experiments import calls, records
 from sab.experiments.progress import Board
 from sab.experiments.records import Record
 from sab.experiments.tables import Row
@@ -137,6 +137,8 @@ class Outcome:
 
     recorded: list[Record] = field(default_factory=list)
     """The records that it wrote."""
+    ended: list[str] = field(default_factory=list)
+    """The labels of the runs that it brought to their end."""
     failed: dict[str, str] = field(default_factory=dict)
     """Why a run could not go on, in a sentence, by its label; why none on a data set could, by the data set's name."""
     left: list[Job] = field(default_factory=list)
@@ -195,6 +197,7 @@ def reproduce(
     with them. A run that diverges has a record that says so; one that fails leaves the others to go on, and so do
     those whose data are not there. It is a mistake where that is so of all.
     """
+    began = time.perf_counter()
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
     plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
@@ -208,7 +211,13 @@ def reproduce(
         runner.outcome.failed |= plan.missing
         runner.run(together, plan.have_ended, plan.lacking)
         runner.outcome.was_interrupted = interrupt.requested
-    return runner.outcome
+    outcome = runner.outcome
+    if len(plan.have_ended) < plan.total:
+        asked = [row.id for row in rows], dict.fromkeys(job.seed for job in plan.jobs), iterations
+        took = time.perf_counter() - began
+        call = calls.make(*asked, outcome.ended, len(outcome.left), together, took, where, commit)
+        calls.save(call, results)
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -379,6 +388,7 @@ class Runner:
         self._close(trainer)
         if trainer.result is not None and trainer.result.status != "interrupted":
             self._try(job, self._record)
+            self.outcome.ended += {job.label} & self._done
 
     def _keep_attention(self, job: Job, trainer: Trainer) -> None:
         """Notes the attention weights of the moment, averaged over a batch."""

@@ -31,6 +31,8 @@ class Setting:
     clip: float | None = 1.0
     input_scale: float = 1.0
     memory_lr: float = 1.0
+    dropout: float = 0.0
+    weight_decay: float = 0.0
 
     def config(self, task: StoredTask, **model: Any) -> RunConfig:
         """The run on a task of a model with these further options."""
@@ -42,6 +44,8 @@ class Setting:
             memory_lr=self.memory_lr,
             lr_decay=self.lr_decay,
             clip=self.clip,
+            dropout=self.dropout,
+            weight_decay=self.weight_decay,
             precision=self.precision,
             eval_every=batches,
             eval_batches=None,

@@ -87,6 +87,11 @@ class Row:
         return self.method != "sab" and self.reading == "ours"
 
     @property
+    def is_papers(self) -> bool:
+        """Whether the paper has it; of SAB's readings it is ours that stands for its row."""
+        return bool(self.paper) and self.reading in (None, "ours")
+
+    @property
     def judged(self) -> str:
         """The column by which a row is compared with the paper."""
         columns = COLUMNS[self.task]
@@ -295,11 +300,14 @@ ROWS: dict[str, Row] = {row.id: row for row in (*_copying(), *_adding(), *_ptb()
 """Every row by its id, in the order of the tables."""
 
 
-def find(tasks: Iterable[str] = (), patterns: Iterable[str] | None = None) -> list[Row]:
-    """The rows of some tasks, none of which means all, whose ids match one of the patterns, as file names do."""
+def find(tasks: Iterable[str] = (), patterns: Iterable[str] | None = None, papers: bool = False) -> list[Row]:
+    """The rows of some tasks, none of which means all, whose ids match one of the patterns, as file names do.
+
+    With `papers` they are the paper's own alone, each in one reading.
+    """
     with_tables = list(dict.fromkeys(row.task for row in ROWS.values()))
     wanted = [check_choice("task", task, with_tables) for task in tasks] or with_tables
-    rows = [row for row in ROWS.values() if row.task in wanted]
+    rows = [row for row in ROWS.values() if row.task in wanted and (row.is_papers or not papers)]
     if patterns is None:
         return rows
     ids = [row.id for row in rows]

@@ -185,7 +185,7 @@ def settings_table() -> str:
         for name, setting in (("the paper's", PAPERS[task]), ("ours", OURS[task]))
     ]
     header = ("task", "training", "hidden size", "batch", "steps", "learning rate", "falls from", "clip", "input scale")
-    return markdown([*header, "epochs", "patience", "precision"], lines)
+    return markdown([*header, "dropout", "weight decay", "epochs", "patience", "precision"], lines)
 
 
 def _setting_cells(task: str, setting: Setting) -> list[str]:
@@ -194,7 +194,7 @@ def _setting_cells(task: str, setting: Setting) -> list[str]:
     decay = NONE if training.lr_decay is None else f"{100 * training.lr_decay:g} %"
     clip = "none" if training.clip is None else f"{training.clip:g}"
     cells = [model.hidden_size, training.batch_size, config.task.steps, f"{training.lr:g}", decay, clip]
-    cells += [f"{model.input_scale:g}", f"{setting.epochs:g}"]
+    cells += [f"{number:g}" for number in (model.input_scale, training.dropout, training.weight_decay, setting.epochs)]
     return [str(cell) for cell in (*cells, training.patience or NONE, training.precision)]
 
 

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sab.experiments import calls
 from sab.experiments import records as stored
+from sab.experiments.calls import Call, Whole
 from sab.experiments.records import Record
 from sab.experiments.reproduce import Standing
 from sab.experiments.tables import COLUMNS, ROWS, Row
@@ -54,11 +56,11 @@ def standing_lines(standings: Iterable[Standing]) -> list[str]:
 # The pages
 
 
-def page_part(by_row: ByRow, images: str) -> str:
-    """The part of docs/results.md that is made from records; `images` is where the page finds the figures."""
+def page_part(by_row: ByRow, images: str, made: Sequence[Call] = ()) -> str:
+    """The part of docs/results.md that is made from records and calls; `images` is where it finds the figures."""
     parts = [
         _about(by_row),
-        *total_time(by_row),
+        *total_time(by_row, made),
         *synthetic.tables(by_row, images),
         *datasets.tables(by_row, images),
         *synthetic.beyond(by_row),
@@ -68,9 +70,9 @@ def page_part(by_row: ByRow, images: str) -> str:
     return "\n\n".join(parts)
 
 
-def readme_part(by_row: ByRow) -> str:
+def readme_part(by_row: ByRow, made: Sequence[Call] = ()) -> str:
     """The README's short tables."""
-    return "\n\n".join([*synthetic.readme(by_row), *datasets.readme(by_row), *total_time(by_row)])
+    return "\n\n".join([*synthetic.readme(by_row), *datasets.readme(by_row), *total_time(by_row, made)])
 
 
 def _about(by_row: ByRow) -> str:
@@ -90,9 +92,13 @@ def _about(by_row: ByRow) -> str:
     return "\n".join(["Run on", "", *told])
 
 
-def total_time(by_row: ByRow) -> list[str]:
+def total_time(by_row: ByRow, made: Sequence[Call] = ()) -> list[str]:
     """What the paper's rows took, a run of each, in a sentence; nothing where there is none."""
-    rows = [row for row in ROWS.values() if row.paper and row.reading in (None, "ours")]
+    rows = [row for row in ROWS.values() if row.is_papers]
+    whole = calls.largest(made, {row.id for row in rows})
+    others = [row.id for row in rows if whole is not None and row.id not in whole.rows]
+    if whole is not None and all(row in by_row for row in others):
+        return [_measured_time(whole, len(rows), [by_row[row][0] for row in others])]
     runs = [by_row[row.id][0] for row in rows if row.id in by_row]
     if not runs:
         return []
@@ -103,3 +109,20 @@ def total_time(by_row: ByRow) -> list[str]:
         f"Of the paper's {len(rows)} rows {len(runs)} were run. The wall times of one run of each, that of the lowest "
         f"seed, add up to {whole} on {devices}, or to {shares} with each divided by how many runs shared its process."
     ]
+
+
+def _measured_time(whole: Whole, count: int, others: Sequence[Record]) -> str:
+    """What a call took in a sentence, with the runs of the rows that it was not asked for."""
+    tasks = ", ".join(dict.fromkeys(ROWS[row].task for row in whole.rows))
+    what = f"{len(whole.rows)} of the paper's {count} rows ({tasks})" if others else f"The paper's {count} rows"
+    how = "one call" if whole.calls == 1 else f"{whole.calls} calls, each of which went on where the last had stopped"
+    took = f"{what}, one seed of each, took {show_seconds(whole.wall_time)} on {whole.device}"
+    took += f", measured over {how} of `sab reproduce`."
+    if not others:
+        return took
+    alone = "each of which had the device to itself, " if all(run.get("together", 1) == 1 for run in others) else ""
+    seconds = sum(run["wall_time"] for run in others)
+    return (
+        f"{took} The wall times of the other {len(others)}, {alone}add up to {show_seconds(seconds)}: "
+        f"{show_seconds(whole.wall_time + seconds)} in all."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sab.errors import ValueMistake, check_int
-from sab.tasks.base import Headline, Split
+from sab.errors import ValueMistake, check_bool, check_int
+from sab.tasks.base import Headline, Split, generator_for
 from sab.tasks.stored import StoredTask
+
+SHIFTS = 2**61
+"""Where the numbers begin that an epoch's shift is drawn by; those of batches and epochs are far below."""
 
 
 def bits_headline(solved: float, chance: float) -> Headline:
@@ -45,8 +48,12 @@ class CharacterTask(StoredTask):
 
     length: int = 100
     """How many characters a sequence has."""
+    shifted: bool = field(default=False, kw_only=True)
+    """Whether the training sequences of an epoch begin some characters later in the text, as many for all of them and
+    others in every epoch, fewer than a sequence has. Without it a sequence begins at the same places in all epochs."""
 
     def __post_init__(self) -> None:
+        check_bool("shifted", self.shifted)
         object.__setattr__(self, "length", check_int("length", self.length, 1))  # a plain int, for JSON
 
     @property
@@ -98,6 +105,27 @@ class CharacterTask(StoredTask):
 
     def assemble(self, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return inputs.t().long(), targets.t().long()
+
+    def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The numbers of the batch's examples or, where they are shifted, the places in the text that they begin at."""
+        (rows,) = super().send(seed, index, batch_size, split, dtype)
+        if not self._is_shifted(split):
+            return (rows,)
+        count = self.count(split)
+        epoch = index // (count // batch_size)
+        shift = torch.randint(self.length, (), generator=generator_for(seed, split, SHIFTS + epoch))
+        return ((rows * self.length + shift).clamp_(max=(count - 1) * self.length),)  # the last ends with the text
+
+    def receive(self, sent: tuple[Tensor, ...], split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if not self._is_shifted(split):
+            return super().receive(sent, split, dtype)
+        (starts,) = sent
+        inputs, targets = self.examples_on(split, starts.device)
+        places = starts + torch.arange(self.length, device=starts.device).unsqueeze(1)
+        return inputs.flatten()[places].long(), targets.flatten()[places].long()
+
+    def _is_shifted(self, split: Split) -> bool:
+        return self.shifted and split == "train"
 
     def whole(
         self, split: Split, batch_size: int, device: torch.device, dtype: torch.dtype

@@ -44,9 +44,13 @@ class StoredTask(Task):
     def assemble(self, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A batch, time first, of these rows of the examples; it may not wait for the device."""
 
+    def examples_on(self, split: Split, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same on a device, where they are kept."""
+        return _examples_on(self, split, device)
+
     def count(self, split: Split) -> int:
         """How many examples there are."""
-        return len(_examples_on(self, split, torch.device("cpu"))[1])
+        return len(self.examples_on(split, torch.device("cpu"))[1])
 
     def batches_per_epoch(self, batch_size: int) -> int:
         """After how many training batches a new epoch begins; fewer examples than a batch has are left over."""
@@ -72,14 +76,14 @@ class StoredTask(Task):
 
     def receive(self, sent: tuple[Tensor, ...], split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         (rows,) = sent
-        inputs, targets = _examples_on(self, split, rows.device)
+        inputs, targets = self.examples_on(split, rows.device)
         return self.assemble(inputs[rows], targets[rows], dtype)
 
     def whole(
         self, split: Split, batch_size: int, device: torch.device, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """All of a split in its own order, each example once; the last batch may be smaller."""
-        inputs, targets = _examples_on(self, split, device)
+        inputs, targets = self.examples_on(split, device)
         for start in range(0, len(targets), batch_size):
             rows = slice(start, start + batch_size)
             yield self.assemble(inputs[rows], targets[rows], dtype)

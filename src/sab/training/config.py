@@ -43,6 +43,8 @@ class TrainConfig:
     dropout: float = 0.0
     """Share of the hidden units that the readout does without in training, drawn for each sequence and the same at all
     of its steps."""
+    weight_decay: float = 0.0
+    """Every update takes this share, times the learning rate, off all weights, apart from what Adam does (AdamW)."""
     seed: int = 0
     """What the data and the initial weights depend on."""
     device: Device = "auto"
@@ -81,6 +83,7 @@ class TrainConfig:
             "batch_size": check_int("batch_size", self.batch_size, 1),
             "lr": check_float("lr", self.lr, above=0, maximum=LARGEST_LR),
             "dropout": check_float("dropout", self.dropout, minimum=0, maximum=MOST_DROPPED),
+            "weight_decay": check_float("weight_decay", self.weight_decay, minimum=0, maximum=1),
             "memory_lr": check_float("memory_lr", self.memory_lr, above=0, maximum=LARGEST_MEMORY_LR),
             "seed": check_int("seed", self.seed, 0, maximum=2**63 - 1),
             "threads": check_int("threads", self.threads, 1, optional=True, maximum=MOST_THREADS),

@@ -222,7 +222,7 @@ class DeviceUpdates(Updates):
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
     """Adam, as `HostUpdates` or, on a GPU, `DeviceUpdates` want it."""
     if device.type == "cpu":
-        return torch.optim.Adam(_parameter_groups(config, model), lr=config.lr)
+        return torch.optim.Adam(_parameter_groups(config, model), lr=config.lr, **_decay(config))
     return build_capturable_optimizer(config, model, device)
 
 
@@ -231,9 +231,13 @@ def build_capturable_optimizer(config: TrainConfig, model: nn.Module, device: to
     groups = _parameter_groups(config, model)
     for group in groups:
         group["lr"] = torch.tensor(group["share"] * config.lr, dtype=torch.float32, device=device)
-    adam = torch.optim.Adam(groups, fused=True, capturable=True)
+    adam = torch.optim.Adam(groups, fused=True, capturable=True, **_decay(config))
     adam._warned_capturable_if_run_uncaptured = True  # pyright: ignore[reportAttributeAccessIssue]  # it is both
     return adam
+
+
+def _decay(config: TrainConfig) -> dict[str, Any]:
+    return {"weight_decay": config.weight_decay, "decoupled_weight_decay": config.weight_decay > 0}
 
 
 def _parameter_groups(config: TrainConfig, model: nn.Module) -> list[dict[str, Any]]:
