@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sab.models import ModelConfig
@@ -33,6 +34,8 @@ class Setting:
     memory_lr: float = 1.0
     dropout: float = 0.0
     weight_decay: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task itself."""
 
     def config(self, task: StoredTask, **model: Any) -> RunConfig:
         """The run on a task of a model with these further options."""
