@@ -19,7 +19,7 @@ from rich.console import Console
 
 from sab.data import DATASETS
 from sab.errors import Mistake
-from sab.experiments import progress, records
+from sab.experiments import calls, progress, records
 from sab.experiments import reproduce as runner
 from sab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
 from sab.experiments.tables import Row, find
@@ -39,8 +39,8 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def call(rows: list[Row], seeds: Any = (0, 1), **options: Any) -> Outcome:
     console = options.pop("console", Console(file=io.StringIO(), width=200))
-    out = options.pop("out", Path("runs"))
-    return reproduce(rows, seeds, out, Path("results"), **options, console=console)
+    out, results = (options.pop(name, Path(usual)) for name, usual in (("out", "runs"), ("results", "results")))
+    return reproduce(rows, seeds, out, results, **options, console=console)
 
 
 def lines(task: str = "copying") -> dict[tuple[str, int], dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_a_record_has_all_that_a_number_depends_on(rows: list[Row]) -> None:
     outcome = call(rows, commit="abc")
     assert (outcome.failed, outcome.left, outcome.was_interrupted) == ({}, [], False)
     assert len(outcome.recorded) == 8
-    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "copying.jsonl"]
+    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "calls.jsonl", "copying.jsonl"]
     for row in rows:
         for seed in (0, 1):
             record = lines(row.task)[row.id, seed]
@@ -151,22 +151,61 @@ def test_time_over_and_on_gives_the_same_numbers(rows: list[Row], monkeypatch: p
     whole = lines()
     Path("results/copying.jsonl").unlink()
     Path("runs").rename("whole")
-    calls = 0
+    count = 0
     while True:
         with monkeypatch.context() as patch:
             let_pass(patch, 1.0)
             outcome = call(rows[:3], minutes=0.4, together=2)
-        calls += 1
+        count += 1
         assert outcome.failed == {}
         if not outcome.left:
             break
-        assert calls < 30
+        assert count < 30
         states = {standing.state for standing in standings(outcome.left, Path("results"))}
         assert states <= {"left", "under way", "unrecorded", "ended"}
-    assert calls > 3
+    assert count > 3
     assert {key: timeless(record) for key, record in lines().items()} == {
         key: timeless(record) for key, record in whole.items()
     }
+
+
+def test_every_call_writes_down_what_it_took(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    class PressCtrlC(progress.RunProgress):
+        def iteration(self, step: int, loss: float) -> None:
+            if step == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "RunProgress", PressCtrlC)
+        call(rows[:2], seeds=iter([1, 0]), together=2, commit="abc")
+    call(rows[:2], seeds=[1, 0], commit="abc")
+    (one, two) = calls.load(Path("results"))
+    assert one.asked == two.asked == ([rows[0].id, rows[1].id], [1, 0], None, one.device, "abc")
+    assert (one.ended, one.resumed, one.left, one.together) == ([], 0, 4, 2)
+    assert (len(two.ended), two.resumed, two.left, two.together) == (4, 2, 0, 1)
+    assert sorted(two.ended[:2]) == sorted(f"{row.id} seed 1" for row in rows[:2])
+    assert 0 < one.wall_time < 600
+    assert one.versions["torch"] == torch.__version__
+    call(rows[:2], seeds=[1, 0])
+    assert len(calls.load(Path("results"))) == 2, "nothing was left to do"
+    call(rows[:3], seeds=[1], results=Path("elsewhere"))
+    (other,) = calls.load(Path("elsewhere"))
+    assert other.ended == [f"{rows[2].id} seed 1"], "to record what is there brings nothing to its end"
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"rows": ["a"]}', '{"rows": 3}'])
+def test_a_file_that_is_none_of_calls_is_told(text: str, rows: list[Row]) -> None:
+    call(rows[:1], seeds=[0])
+    path = Path("results/calls.jsonl")
+    good = path.read_text()
+    path.write_text(good + text + "\n")
+    wanted = r"results 'results/calls\.jsonl' must be a file of JSON lines that `sab reproduce` wrote"
+    with pytest.raises(Mistake, match=wanted):
+        calls.load(Path("results"))
+    with pytest.raises(Mistake, match=r"calls\.jsonl"):
+        call(rows[:1], seeds=[1])
+    assert path.read_text() == good + text + "\n"
+    assert (rows[0].id, 1) in lines(), "what was trained is recorded"
 
 
 def test_one_seed_comes_after_the_other(rows: list[Row]) -> None:

@@ -46,7 +46,7 @@ def test_all_tables(capsys: Capture) -> None:
     told = capsys.readouterr().out
     assert "[8/8] " in told
     assert told.endswith("All 8 runs are at their end; their records are in results.\n")
-    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "copying.jsonl"]
+    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "calls.jsonl", "copying.jsonl"]
     assert len(records.load("copying", Path("results"))) == 6
     assert run("--seeds", "0,1") == 0
     assert capsys.readouterr().out == "All 8 runs are at their end; their records are in results.\n"
@@ -87,6 +87,29 @@ def test_the_papers_values_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: C
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(line.endswith("paper: 99.6 / 0.017 / 0.001") for line in lines)
+
+
+def test_the_papers_rows_alone(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.undo()
+    assert run("--list", "--paper") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 45
+    assert all(" paper: " in line for line in lines)
+    assert not any("as-written" in line or "as-released" in line for line in lines)
+    assert run("--list", "mnist", "--paper", "--rows", "mnist-sab-*") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"mnist-sab-{ks}-ours" for ks in ("14-5", "14-10", "10-10")
+    ]
+    told = mistake(capsys, "--list", "mnist", "--paper", "--rows", "mnist-permuted-*")
+    assert told.startswith("--rows must match at least one of mnist-bptt, mnist-sab-14-5-ours, ")
+
+
+def test_time_over_tells_how_to_go_on_with_the_papers_rows(rows: list[Row], capsys: Capture) -> None:
+    tables.ROWS = {row.id: replace(row, paper={"accuracy_last10": "1"}) for row in rows}
+    assert run("copying", "--minutes", "1e-9", "--seeds", "0", "--paper") == 0
+    told = capsys.readouterr().out
+    assert "2 of 2 runs are not at their end" in told
+    assert told.endswith(" --paper\n")
 
 
 def test_time_over_tells_how_to_go_on(capsys: Capture) -> None:

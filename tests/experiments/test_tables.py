@@ -159,7 +159,7 @@ def test_tasks_with_data_are_trained_for_epochs(row) -> None:
     training = config.training
     batches = BATCHES[config.task.dataset]
     setting = OURS[row.task] if row.reading == "ours" else PAPERS[row.task]
-    epochs = 8 if row.id == "text8-sab-5-5-ours" else setting.epochs
+    epochs = 8 if row.id == "text8-sab-5-5-ours" else 5 if row.id == "ptb-sab-5-10-ours-rnn_tanh" else setting.epochs
     assert training.iterations == row.otherwise.get("iterations", epochs * batches)
     assert training.patience is None or training.lr_decay is None  # a falling rate is to fall to its end
     assert training.eval_every == training.checkpoint_every == batches
@@ -191,7 +191,10 @@ def test_a_variant_differs_from_its_row_in_its_thing_alone() -> None:
 
     for plain in ("ptb-sab-5-10-ours", "mnist-sab-14-10-ours"):
         for cell in ("gru", "rnn_tanh"):
-            usual = {"cell", "weighting", "incorporate", "initial_score", "initial_summary", "readout", "lr", "memory_lr"}
+            usual = {"cell", "weighting", "incorporate", "initial_score", "initial_summary", "readout"}
+            usual |= {"lr", "memory_lr"}
+            if (plain, cell) == ("ptb-sab-5-10-ours", "rnn_tanh"):
+                usual |= {"dropout", "weight_decay", "shifted", "iterations"}
             assert differing(plain, f"{plain}-{cell}") <= usual | ROWS[f"{plain}-{cell}"].otherwise.keys()
         assert differing(plain, f"{plain}-unclipped") == {"clip"}
     assert differing("mnist-sab-14-10-ours", "mnist-permuted-sab-14-10-ours") == {"permuted"}
@@ -227,6 +230,16 @@ def test_the_memory_of_text8_is_read_out_and_learns_slowly() -> None:
         assert (other.training.memory_lr, other.training.iterations) == (1.0, control.training.iterations)
 
 
+def test_ptb_is_not_learnt_by_heart() -> None:
+    for row in ("ptb-sab-5-10-ours", "ptb-sab-5-10-ours-gru", "ptb-tbptt-5-ours", "ptb-bptt-ours"):
+        config = ROWS[row].config(0)
+        assert (config.training.dropout, config.training.weight_decay, config.task) == (0.3, 0.05, PTB(shifted=True))
+    for row in ("ptb-sab-5-10-ours-rnn_tanh", "ptb-sab-5-10-as-released", "ptb-bptt"):
+        config = ROWS[row].config(0)
+        assert (config.training.dropout, config.training.weight_decay, config.task) == (0.0, 0.0, PTB())
+    assert ours("ptb", None, "sab", 5, 10, 2, shifted=False).task == PTB(), "what is asked for comes first"
+
+
 def test_the_recipe_takes_what_a_task_has() -> None:
     config = ours("mnist", None, "sab", 14, 10, 14, "gru", permuted=True)
     assert (config.task, config.model.cell) == (MNIST(permuted=True), "gru")
@@ -237,7 +250,7 @@ def test_the_recipe_takes_what_a_task_has() -> None:
 
 
 def test_rows_keep_their_ids() -> None:
-    for path in (ROOT / "results").glob("*.jsonl"):
+    for path in (ROOT / "results" / f"{task}.jsonl" for task in COLUMNS):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             assert record["row"] in ROWS, path.name

@@ -125,8 +125,9 @@ def test_the_settings_are_those_of_the_rows(task: str, setting: dict[str, Any]) 
         *(options["lr"], options["clip"]),
         options["input_scale"],
     )
-    assert told[9] == f"{setting[task].epochs:g}"
-    assert told[10:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
+    assert [float(cell) for cell in told[9:11]] == [options["dropout"], options["weight_decay"]]
+    assert told[11] == f"{setting[task].epochs:g}"
+    assert told[12:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
 
 
 def test_the_readme() -> None:

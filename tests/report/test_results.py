@@ -11,7 +11,9 @@ import pytest
 from matplotlib.image import imread
 
 from sab import cli
+from sab.experiments import calls
 from sab.experiments import records as stored
+from sab.experiments.calls import Call
 from sab.experiments.recipe import OURS
 from sab.experiments.tables import ROWS
 from sab.report import figures, pages, synthetic
@@ -62,6 +64,57 @@ def test_the_time_of_the_papers_rows() -> None:
     # Of copying three at T = 300 and one at 200, one each of adding, ptb and text8, two of mnist.
     assert told.startswith("Of the paper's 45 rows 9 were run. The wall times of one run of each, that of the lowest ")
     assert "add up to 11:15 min on cuda (GPU), or to " in told
+
+
+def call(rows: list[str], ended: list[str] | None = None, left: int = 0, **other: Any) -> Call:
+    """A call that brought rows to their end from seed 0, in a minute."""
+    labels = [f"{row} seed 0" for row in (rows if ended is None else ended)]
+    usual = {"seeds": [0], "iterations": None, "together": 8, "wall_time": 60.0, "device": "cuda (GPU)"}
+    usual |= {"versions": {}, "commit": "abc", "date": "2026-11-16T05:00:00+00:00"}
+    return Call(rows=rows, ended=labels, left=left, **{**usual, **other})
+
+
+def test_the_time_of_the_papers_rows_as_it_was_measured() -> None:
+    papers = [row.id for row in ROWS.values() if row.is_papers]
+    (told,) = total_time({}, [call(papers)])
+    where = "on cuda (GPU), measured over one call of `sab reproduce`"
+    assert told == f"The paper's 45 rows, one seed of each, took 1:00 min {where}."
+    small = [row for row in papers if ROWS[row].task == "adding"]
+    others = by_row(*(record(row, 0, together=1, wall_time=10.0) for row in papers if row not in small))
+    (told,) = total_time(others, [call(small[:1]), call(small), call(papers[:2])])
+    assert told == (
+        f"9 of the paper's 45 rows (adding), one seed of each, took 1:00 min {where}. "
+        "The wall times of the other 36, each of which had the device to itself, add up to 6:00 min: 7:00 min in all."
+    )
+    shared = {**others, papers[0]: [{**others[papers[0]][0], "together": 2}]}
+    assert "The wall times of the other 36 add up to 6:00 min" in total_time(shared, [call(small)])[0]
+    assert total_time({}, [call(small)]) == [], "nothing is known of the others"
+    one, two = [call(papers, papers[:1], left=44), call(papers, papers[1:], wall_time=90.0, resumed=1)]
+    assert "took 2:30 min on cuda (GPU), measured over 2 calls, each of which" in total_time({}, [one, two])[0]
+
+
+def test_what_is_no_measurement_of_the_whole() -> None:
+    papers = [row.id for row in ROWS.values() if row.is_papers]
+    some = papers[:2]
+
+    def found(*made: Call) -> int:
+        whole = calls.largest(made, papers)
+        return 0 if whole is None else len(whole.rows)
+
+    assert found() == 0
+    assert found(call(some)) == 2
+    assert found(call(some, left=1)) == 0, "not at the end"
+    assert found(call(some, some[:1])) == 0, "one was there before"
+    assert found(call(some, iterations=3)) == 0, "in brief"
+    assert found(call(some, resumed=1)) == 0, "a call before it was killed"
+    assert found(call([*some, "ptb-bptt-ours"])) == 0, "a row that the paper does not have"
+    assert found(call(some, seeds=[0, 1])) == 0, "two seeds"
+    assert found(call(some, some[:1], left=1), call(some, some[1:], device="cpu (x)")) == 0, "on another device"
+    assert found(call(some, some[:1], left=1), call(papers[:1]), call(some, some[1:])) == 1, "something between them"
+    later = call(some, wall_time=7.0)
+    whole = calls.largest([call(some), later], papers)
+    assert whole is not None
+    assert whole.wall_time == 7.0, "the latest"
 
 
 def test_learning_curves_over_epochs() -> None:
@@ -143,10 +196,10 @@ def test_records_are_loaded_in_the_order_of_the_seeds(tmp_path: Path) -> None:
 
 
 def test_the_pages_are_up_to_date_with_the_committed_records() -> None:
-    made = load(ROOT / "results")
+    made, timed = load(ROOT / "results"), calls.load(ROOT / "results")
     for page, part in (
-        (ROOT / "docs" / "results.md", page_part(made, "images")),
-        (ROOT / "README.md", readme_part(made)),
+        (ROOT / "docs" / "results.md", page_part(made, "images", timed)),
+        (ROOT / "README.md", readme_part(made, timed)),
     ):
         text = page.read_text(encoding="utf-8")
         assert pages.renewed(text, "results", part, page) == text, "run: make results"

@@ -39,6 +39,8 @@ class Call:
     versions: dict[str, str]
     commit: str | None
     date: str
+    resumed: int = 0
+    """How many runs it began with the checkpoint of another call."""
 
     @property
     def asked(self) -> tuple[Any, ...]:
@@ -51,6 +53,7 @@ def make(
     seeds: Iterable[int],
     iterations: int | None,
     ended: Iterable[str],
+    resumed: int,
     left: int,
     together: int,
     wall_time: float,
@@ -61,6 +64,7 @@ def make(
     where = provenance(device)
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     where |= {"commit": commit or where["commit"], "date": date}
+    where["resumed"] = resumed
     return Call(list(rows), list(seeds), iterations, list(ended), left, together, wall_time, **where)
 
 
@@ -118,6 +122,7 @@ def largest(calls: Iterable[Call], among: Collection[str]) -> Whole | None:
                 continue
             labels = {label for part in parts for label in part.ended}
             is_all = labels == {f"{row} seed {seed}" for row in call.rows for seed in call.seeds}
+            is_all = is_all and parts[0].resumed == 0  # else a call is missing that was killed
             if is_all and len(call.seeds) == 1 and call.iterations is None and set(call.rows) <= set(among):
                 time = sum(part.wall_time for part in parts)
                 found.append(Whole(call.rows, len(parts), time, max(part.together for part in parts), call.device))

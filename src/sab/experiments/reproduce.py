@@ -139,6 +139,8 @@ class Outcome:
     """The records that it wrote."""
     ended: list[str] = field(default_factory=list)
     """The labels of the runs that it brought to their end."""
+    resumed: int = 0
+    """How many of its runs began with a checkpoint."""
     failed: dict[str, str] = field(default_factory=dict)
     """Why a run could not go on, in a sentence, by its label; why none on a data set could, by the data set's name."""
     left: list[Job] = field(default_factory=list)
@@ -215,7 +217,8 @@ def reproduce(
     if len(plan.have_ended) < plan.total:
         asked = [row.id for row in rows], dict.fromkeys(job.seed for job in plan.jobs), iterations
         took = time.perf_counter() - began
-        call = calls.make(*asked, outcome.ended, len(outcome.left), together, took, where, commit)
+        came_to = outcome.ended, outcome.resumed, len(outcome.left)
+        call = calls.make(*asked, *came_to, together, took, where, commit)
         calls.save(call, results)
     return outcome
 
@@ -367,6 +370,7 @@ class Runner:
             lock.release()
             raise
         self._going[trainer] = _Going(job, lock)
+        self.outcome.resumed += resume
         try:
             trainer.begin()
         except Exception:

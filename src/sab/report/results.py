@@ -120,9 +120,9 @@ def _measured_time(whole: Whole, count: int, others: Sequence[Record]) -> str:
     took += f", measured over {how} of `sab reproduce`."
     if not others:
         return took
-    alone = "each of which had the device to itself, " if all(run.get("together", 1) == 1 for run in others) else ""
+    alone = ", each of which had the device to itself," if all(run.get("together", 1) == 1 for run in others) else ""
     seconds = sum(run["wall_time"] for run in others)
     return (
-        f"{took} The wall times of the other {len(others)}, {alone}add up to {show_seconds(seconds)}: "
+        f"{took} The wall times of the other {len(others)}{alone} add up to {show_seconds(seconds)}: "
         f"{show_seconds(whole.wall_time + seconds)} in all."
     )
