@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 
 from sab.data import DATASETS, formats, store
-from sab.experiments import records, reproduce
+from sab.experiments import calls, records, reproduce
 from sab.experiments.tables import ROWS
 from sab.models import ModelConfig
 from sab.report import datasets, performance, results
@@ -246,6 +246,20 @@ def results_jsonl(folder: Path) -> Attempt:
     return attempt
 
 
+def calls_jsonl(folder: Path) -> Attempt:
+    """What calls took, as the report gets it."""
+    good = list(map(json.loads, calls.path_in(Path(__file__).parents[2] / "results").read_text().splitlines()))
+    by_row = {row.id: [made_up_record(row.id)] for row in ROWS.values() if row.is_papers}
+    path = calls.path_in(folder)
+
+    def attempt(random: Random) -> None:
+        path.write_bytes(_mutated_lines(random, good[:3]))
+        read = calls.load(folder)
+        "".join(results.total_time(by_row, read)).encode()
+
+    return attempt
+
+
 def notes_json(folder: Path) -> Attempt:
     """What a runner noted of a run: seed0.json."""
     row = ROWS["copying-100-bptt"]
@@ -445,6 +459,7 @@ TARGETS: dict[str, Callable[[Path], Attempt]] = {
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,
     "results/*.jsonl": results_jsonl,
+    "results/calls.jsonl": calls_jsonl,
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,

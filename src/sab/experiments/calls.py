@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -107,7 +107,6 @@ class Whole:
     rows: list[str]
     calls: int
     wall_time: float
-    together: int
     device: str
 
 
@@ -120,11 +119,15 @@ def largest(calls: Iterable[Call], among: Collection[str]) -> Whole | None:
             parts.append(call)
             if call.left > 0:
                 continue
-            labels = {label for part in parts for label in part.ended}
-            is_all = labels == {f"{row} seed {seed}" for row in call.rows for seed in call.seeds}
-            is_all = is_all and parts[0].resumed == 0  # else a call is missing that was killed
-            if is_all and len(call.seeds) == 1 and call.iterations is None and set(call.rows) <= set(among):
-                time = sum(part.wall_time for part in parts)
-                found.append(Whole(call.rows, len(parts), time, max(part.together for part in parts), call.device))
+            if set(call.rows) <= set(among) and _is_whole(parts):
+                found.append(Whole(call.rows, len(parts), sum(part.wall_time for part in parts), call.device))
             parts = []
     return max(reversed(found), key=lambda whole: len(whole.rows), default=None)
+
+
+def _is_whole(parts: Sequence[Call]) -> bool:
+    """Whether calls that were asked for the same made all of it from one seed, as the tables say, and from its start."""
+    asked = parts[0]
+    if len(asked.seeds) != 1 or asked.iterations is not None or asked.resumed > 0:  # one that was killed told nothing
+        return False
+    return {label for part in parts for label in part.ended} == {f"{row} seed {asked.seeds[0]}" for row in asked.rows}
