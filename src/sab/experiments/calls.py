@@ -126,7 +126,7 @@ def largest(calls: Iterable[Call], among: Collection[str]) -> Whole | None:
 
 
 def _is_whole(parts: Sequence[Call]) -> bool:
-    """Whether calls that were asked for the same made all of it, from its start, from one seed and as the tables say."""
+    """Whether calls that were asked for the same made all of it, from the start, of one seed and as the tables say."""
     asked = parts[0]
     if len(asked.seeds) != 1 or asked.iterations is not None or asked.resumed > 0:  # one that was killed told nothing
         return False
