@@ -266,7 +266,7 @@ def _add_tables(made: Parts, material: Material) -> None:
     told += "k_trunc and k_top. SAB is read as the paper has it written, as its authors' code has it released, or as "
     told += "ours: with the scorer, the weighting and the training that this library recommends."
     end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
-    end += results.total_time(material.by_row)
+    end += (told.replace("`", "") for told in results.total_time(material.by_row, material.calls))
     whole = elements.section(
         "tables", "Beside the paper", [elements.paragraph(told), *body, *map(elements.paragraph, end)]
     )

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sab.errors import ValueMistake
+from sab.experiments import calls
 from sab.experiments import records as stored
+from sab.experiments.calls import Call
 from sab.experiments.tables import COLUMNS, ROWS, Row
 from sab.report import performance, results
 from sab.report.numbers import ByRow
@@ -25,6 +27,8 @@ class Material:
     """By the path that a reader knows them by."""
     by_row: dict[str, list[stored.Record]] = field(default_factory=dict)
     """The records of `sab reproduce`."""
+    calls: list[Call] = field(default_factory=list)
+    """What calls of it took."""
     benchmark: list[performance.Record] = field(default_factory=list)
 
 
@@ -39,6 +43,7 @@ def gather(paths: Sequence[Path]) -> Material:
         elif has_records(path):
             for row, records in results.load(path).items():
                 found.by_row.setdefault(row, []).extend(records)
+            found.calls += calls.load(path)
             benchmarks += sorted((path.parent / BENCHMARKS).glob("*.jsonl"))
         elif path.is_file() and path.suffix == ".jsonl":
             benchmarks.append(path)
