@@ -126,8 +126,8 @@ def test_the_settings_are_those_of_the_rows(task: str, setting: dict[str, Any]) 
         options["input_scale"],
     )
     assert [float(cell) for cell in told[9:11]] == [options["dropout"], options["weight_decay"]]
-    assert told[11] == f"{setting[task].epochs:g}"
-    assert told[12:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
+    assert told[11:13] == ["yes" if options.get("shifted") else "no", f"{setting[task].epochs:g}"]
+    assert told[13:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
 
 
 def test_the_readme() -> None:

@@ -66,12 +66,12 @@ def test_the_time_of_the_papers_rows() -> None:
     assert "add up to 11:15 min on cuda (GPU), or to " in told
 
 
-def call(rows: list[str], ended: list[str] | None = None, left: int = 0, **other: Any) -> Call:
+def call(rows: list[str], **other: Any) -> Call:
     """A call that brought rows to their end from seed 0, in a minute."""
-    labels = [f"{row} seed 0" for row in (rows if ended is None else ended)]
-    usual = {"seeds": [0], "iterations": None, "together": 8, "wall_time": 60.0, "device": "cuda (GPU)"}
-    usual |= {"versions": {}, "commit": "abc", "date": "2026-11-16T05:00:00+00:00"}
-    return Call(rows=rows, ended=labels, left=left, **{**usual, **other})
+    usual = {"seeds": [0], "iterations": None, "resumed": 0, "left": 0, "together": 8, "wall_time": 60.0}
+    usual |= {"data": list(dict.fromkeys(ROWS[row].task for row in rows)), "ended": [f"{row} seed 0" for row in rows]}
+    usual |= {"device": "cuda (GPU)", "versions": {}, "commit": "abc", "date": "2026-11-16T05:00:00+00:00"}
+    return Call(rows=rows, **{**usual, **other})
 
 
 def test_the_time_of_the_papers_rows_as_it_was_measured() -> None:
@@ -82,39 +82,35 @@ def test_the_time_of_the_papers_rows_as_it_was_measured() -> None:
     small = [row for row in papers if ROWS[row].task == "adding"]
     others = by_row(*(record(row, 0, together=1, wall_time=10.0) for row in papers if row not in small))
     (told,) = total_time(others, [call(small[:1]), call(small), call(papers[:2])])
+    ends = "add up to 6:00 min: 7:00 min in all, but for what those took to begin and to be tested."
     assert told == (
         f"9 of the paper's 45 rows (adding), one seed of each, took 1:00 min {where}. "
-        "The wall times of the other 36, each of which had the device to itself, add up to 6:00 min: 7:00 min in all."
+        f"The wall times of the other 36, each alone in its process, {ends}"
     )
     shared = {**others, papers[0]: [{**others[papers[0]][0], "together": 2}]}
-    assert "The wall times of the other 36 add up to 6:00 min" in total_time(shared, [call(small)])[0]
+    assert total_time(shared, [call(small)])[0].endswith(f". The wall times of the other 36 {ends}")
     assert total_time({}, [call(small)]) == [], "nothing is known of the others"
-    one, two = [call(papers, papers[:1], left=44), call(papers, papers[1:], wall_time=90.0, resumed=1)]
-    assert "took 2:30 min on cuda (GPU), measured over 2 calls, each of which" in total_time({}, [one, two])[0]
 
 
 def test_what_is_no_measurement_of_the_whole() -> None:
     papers = [row.id for row in ROWS.values() if row.is_papers]
     some = papers[:2]
 
-    def found(*made: Call) -> int:
-        whole = calls.largest(made, papers)
-        return 0 if whole is None else len(whole.rows)
+    def is_found(made: Call) -> bool:
+        return calls.largest([made], papers) is made
 
-    assert found() == 0
-    assert found(call(some)) == 2
-    assert found(call(some, left=1)) == 0, "not at the end"
-    assert found(call(some, some[:1])) == 0, "one was there before"
-    assert found(call(some, iterations=3)) == 0, "in brief"
-    assert found(call(some, resumed=1)) == 0, "a call before it was killed"
-    assert found(call([*some, "ptb-bptt-ours"])) == 0, "a row that the paper does not have"
-    assert found(call(some, seeds=[0, 1])) == 0, "two seeds"
-    assert found(call(some, some[:1], left=1), call(some, some[1:], device="cpu (x)")) == 0, "on another device"
-    assert found(call(some, some[:1], left=1), call(papers[:1]), call(some, some[1:])) == 1, "something between them"
-    later = call(some, wall_time=7.0)
-    whole = calls.largest([call(some), later], papers)
-    assert whole is not None
-    assert whole.wall_time == 7.0, "the latest"
+    assert is_found(call(some))
+    assert not is_found(call(some, left=1)), "not at the end"
+    assert not is_found(call(some, ended=[f"{some[0]} seed 0"])), "one was there before, or made by another process"
+    assert not is_found(call(some, resumed=1)), "begun by another call"
+    assert not is_found(call(some, iterations=3)), "in brief"
+    assert not is_found(call([*some, "ptb-bptt-ours"])), "a row that the paper does not have"
+    both = [f"{row} seed {seed}" for row in some for seed in (0, 1)]
+    assert not is_found(call(some, seeds=[0, 1], ended=both)), "two seeds"
+    assert calls.largest([], papers) is None
+    longest, later = call(papers), call(some, wall_time=7.0)
+    assert calls.largest([call(some), later], papers) is later
+    assert calls.largest([longest, later], papers) is longest
 
 
 def test_learning_curves_over_epochs() -> None:
@@ -165,6 +161,7 @@ def test_the_report_renews_pages_and_figures(
     monkeypatch.chdir(tmp_path)
     for one in everything():
         stored.save(one, Path("results"))
+    calls.save(call([row.id for row in ROWS.values() if row.is_papers]), Path("results"))
     assert cli.main(["reproduce", "--report"]) == 2
     assert capsys.readouterr().err == "sab: 'docs/results.md' must be a page to renew; it cannot be read: " + (
         "No such file or directory.\n"
@@ -180,6 +177,8 @@ def test_the_report_renews_pages_and_figures(
     assert all(Path(name).is_file() for name in told)
     text = Path("docs/results.md").read_text()
     assert text.startswith(f"before\n{begin}\nRun on\n")
+    for page in (text, Path("README.md").read_text()):
+        assert "\nThe paper's 45 rows, one seed of each, took 1:00 min on cuda (GPU), " in page
     assert text.endswith(f"{end}\nafter\n")
     assert cli.main(["reproduce", "--report"]) == 0
     assert Path("docs/results.md").read_text() == text

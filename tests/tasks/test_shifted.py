@@ -27,6 +27,10 @@ def starts(task: CharacterTask, epoch: int, seed: int = 3) -> list[int]:
     return torch.cat([places for (places,) in sent]).tolist()
 
 
+def shift_of(task: CharacterTask, epoch: int, seed: int) -> int:
+    return min(starts(task, epoch, seed)) % task.length
+
+
 @both
 def test_an_epoch_has_a_shift_of_its_own(task: CharacterTask) -> None:
     last = (task.count("train") - 1) * task.length
@@ -42,6 +46,7 @@ def test_an_epoch_has_a_shift_of_its_own(task: CharacterTask) -> None:
         assert found == starts(task, epoch)
         assert found != starts(task, epoch, seed=4)
     assert len(shifts) > 3
+    assert [shift_of(task, epoch, 3) for epoch in range(6)] != [shift_of(task, epoch, 4) for epoch in range(6)]
 
 
 @both

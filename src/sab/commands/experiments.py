@@ -129,7 +129,7 @@ def reproduce(
         minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
         iterations: How many iterations each row has; None means as many as its table says.
         out: Folder for the runs, which are skipped or continued where they are there already.
-        results: Folder for the records, one JSON line a run in a file for each task.
+        results: Folder for the records, one JSON line a run in a file for each task, and one a call in calls.jsonl.
         device: Where to train; auto takes CUDA where there is one.
         together: How many runs take turns, or with --on ray share a GPU; None means 8 on a GPU, which one leaves
             mostly idle, and 1 elsewhere. Runs with a hidden size above 128 have it to themselves.

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from sab.errors import Mistake, ValueMistake
+from sab.errors import ValueMistake
 from sab.files import write_text, writing
 from sab.locks import locked
 from sab.stored import as_dataclass, read_json_lines
-from sab.training.run import provenance
 
 
 @dataclass(frozen=True)
@@ -24,9 +18,13 @@ class Call:
     """What a call was asked for, and how far it came."""
 
     rows: list[str]
+    data: list[str]
+    """The titles of what they are trained on."""
     seeds: list[int]
     iterations: int | None
     """How many every row was given, if it was not as many as its table says."""
+    resumed: int
+    """How many runs it began with the checkpoint of another call."""
     ended: list[str]
     """The labels of the runs that it brought to their end."""
     left: int
@@ -39,33 +37,13 @@ class Call:
     versions: dict[str, str]
     commit: str | None
     date: str
-    resumed: int = 0
-    """How many runs it began with the checkpoint of another call."""
 
     @property
-    def asked(self) -> tuple[Any, ...]:
-        """What two calls have in common, the second of which went on with what the first had left."""
-        return self.rows, self.seeds, self.iterations, self.device, self.commit
-
-
-def make(
-    rows: Iterable[str],
-    seeds: Iterable[int],
-    iterations: int | None,
-    ended: Iterable[str],
-    resumed: int,
-    left: int,
-    together: int,
-    wall_time: float,
-    device: torch.device,
-    commit: str | None,
-) -> Call:
-    """The record of a call that is over, on this machine."""
-    where = provenance(device)
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where |= {"commit": commit or where["commit"], "date": date}
-    where["resumed"] = resumed
-    return Call(list(rows), list(seeds), iterations, list(ended), left, together, wall_time, **where)
+    def is_whole(self) -> bool:
+        """Whether it made all that it was asked for by itself, from one seed and as the tables say."""
+        if len(self.seeds) != 1 or self.iterations is not None or self.resumed > 0 or self.left > 0:
+            return False
+        return set(self.ended) == {f"{row} seed {self.seeds[0]}" for row in self.rows}
 
 
 def path_in(results: Path) -> Path:
@@ -87,7 +65,7 @@ def load(results: Path) -> list[Call]:
     for number, line in enumerate(lines, start=1):
         try:
             calls.append(as_dataclass(Call, line))
-        except (TypeError, ValueError, Mistake) as error:
+        except ValueError as error:
             raise ValueMistake(f"{wanted}; line {number} is none of this version.", "results") from error
     return calls
 
@@ -100,34 +78,7 @@ def save(call: Call, results: Path) -> None:
         write_text(path, "".join(lines), "results")
 
 
-@dataclass(frozen=True)
-class Whole:
-    """Calls in a row that were asked for the same and brought all of it to its end."""
-
-    rows: list[str]
-    calls: int
-    wall_time: float
-    device: str
-
-
-def largest(calls: Iterable[Call], among: Collection[str]) -> Whole | None:
-    """What has most rows of all that was made from one seed, as the tables say and of these rows alone; if anything."""
-    found: list[Whole] = []
-    for _, group in groupby(calls, key=lambda call: call.asked):
-        parts: list[Call] = []
-        for call in group:
-            parts.append(call)
-            if call.left > 0:
-                continue
-            if set(call.rows) <= set(among) and _is_whole(parts):
-                found.append(Whole(call.rows, len(parts), sum(part.wall_time for part in parts), call.device))
-            parts = []
-    return max(reversed(found), key=lambda whole: len(whole.rows), default=None)
-
-
-def _is_whole(parts: Sequence[Call]) -> bool:
-    """Whether calls that were asked for the same made all of it, from the start, of one seed and as the tables say."""
-    asked = parts[0]
-    if len(asked.seeds) != 1 or asked.iterations is not None or asked.resumed > 0:  # one that was killed told nothing
-        return False
-    return {label for part in parts for label in part.ended} == {f"{row} seed {asked.seeds[0]}" for row in asked.rows}
+def largest(calls: Iterable[Call], among: Collection[str]) -> Call | None:
+    """The latest of the whole calls that made most rows, all of them among these; if there is one."""
+    found = [call for call in calls if call.is_whole and set(call.rows) <= set(among)]
+    return max(reversed(found), key=lambda call: len(call.rows), default=None)

@@ -67,12 +67,17 @@ def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) 
     record["together"] = beside.get("together", 1)
     record["other_lengths"] = beside.get("other_lengths", {})
     record |= {"device": result.device, "versions": result.versions, "commit": commit or result.commit}
-    record["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    record["date"] = now()
     record["config"] = run.config.to_json()
     record["history"] = thinned(run.evaluations())
     if "attention" in beside:
         record["attention"] = beside["attention"]
     return record
+
+
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def config_of(record: Record) -> RunConfig | None:

@@ -38,7 +38,7 @@ from sab.training.evaluation import mean_attention
 from sab.training.interrupt import Interrupt
 from sab.training.loop import check_seeds
 from sab.training.progress import show_headline, show_seconds
-from sab.training.run import finite
+from sab.training.run import finite, provenance
 from sab.training.trainer import Trainer, torch_settings
 from sab.training.turns import by_turns
 
@@ -203,6 +203,7 @@ def reproduce(
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
     plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
+    calls.load(results)  # a file that cannot be added to shows here, and not after the training
     make_folders(out, results)
     with (
         torch_settings(plan.jobs[0].config.training, where),
@@ -213,14 +214,41 @@ def reproduce(
         runner.outcome.failed |= plan.missing
         runner.run(together, plan.have_ended, plan.lacking)
         runner.outcome.was_interrupted = interrupt.requested
-    outcome = runner.outcome
     if len(plan.have_ended) < plan.total:
-        asked = [row.id for row in rows], dict.fromkeys(job.seed for job in plan.jobs), iterations
-        took = time.perf_counter() - began
-        came_to = outcome.ended, outcome.resumed, len(outcome.left)
-        call = calls.make(*asked, *came_to, together, took, where, commit)
-        calls.save(call, results)
-    return outcome
+        call = _call(plan, runner.outcome, iterations, together, time.perf_counter() - began, where, commit)
+        try:
+            calls.save(call, results)
+        except Mistake as mistake:
+            runner.outcome.failed["to write down the call"] = str(mistake)
+    return runner.outcome
+
+
+def _call(
+    plan: Plan,
+    outcome: Outcome,
+    iterations: int | None,
+    together: int,
+    wall_time: float,
+    device: torch.device,
+    commit: str | None,
+) -> calls.Call:
+    """The record of a call that is over, on this machine."""
+    where = provenance(device)
+    return calls.Call(
+        rows=list(dict.fromkeys(job.row.id for job in plan.jobs)),
+        data=list(dict.fromkeys(job.config.task.title for job in plan.jobs)),
+        seeds=list(dict.fromkeys(job.seed for job in plan.jobs)),
+        iterations=iterations,
+        resumed=outcome.resumed,
+        ended=outcome.ended,
+        left=len(outcome.left),
+        together=together,
+        wall_time=wall_time,
+        device=where["device"],
+        versions=where["versions"],
+        commit=commit or where["commit"],
+        date=records.now(),
+    )
 
 
 @dataclass(frozen=True)
@@ -392,7 +420,8 @@ class Runner:
         self._close(trainer)
         if trainer.result is not None and trainer.result.status != "interrupted":
             self._try(job, self._record)
-            self.outcome.ended += {job.label} & self._done
+            if job.label in self._done:
+                self.outcome.ended.append(job.label)
 
     def _keep_attention(self, job: Job, trainer: Trainer) -> None:
         """Notes the attention weights of the moment, averaged over a batch."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sab.experiments import calls
 from sab.experiments import records as stored
-from sab.experiments.calls import Call, Whole
+from sab.experiments.calls import Call
 from sab.experiments.records import Record
 from sab.experiments.reproduce import Standing
 from sab.experiments.tables import COLUMNS, ROWS, Row
@@ -95,10 +95,11 @@ def _about(by_row: ByRow) -> str:
 def total_time(by_row: ByRow, made: Sequence[Call] = ()) -> list[str]:
     """What the paper's rows took, a run of each, in a sentence; nothing where there is none."""
     rows = [row for row in ROWS.values() if row.is_papers]
-    whole = calls.largest(made, {row.id for row in rows})
-    others = [row.id for row in rows if whole is not None and row.id not in whole.rows]
-    if whole is not None and all(row in by_row for row in others):
-        return [_measured_time(whole, len(rows), [by_row[row][0] for row in others])]
+    call = calls.largest(made, {row.id for row in rows})
+    if call is not None:
+        others = [row.id for row in rows if row.id not in call.rows]
+        if all(row in by_row for row in others):
+            return [_measured_time(call, len(rows), [by_row[row][0] for row in others])]
     runs = [by_row[row.id][0] for row in rows if row.id in by_row]
     if not runs:
         return []
@@ -111,18 +112,18 @@ def total_time(by_row: ByRow, made: Sequence[Call] = ()) -> list[str]:
     ]
 
 
-def _measured_time(whole: Whole, count: int, others: Sequence[Record]) -> str:
+def _measured_time(call: Call, count: int, others: Sequence[Record]) -> str:
     """What a call took in a sentence, with the runs of the rows that it was not asked for."""
-    tasks = ", ".join(dict.fromkeys(ROWS[row].task for row in whole.rows))
-    what = f"{len(whole.rows)} of the paper's {count} rows ({tasks})" if others else f"The paper's {count} rows"
-    how = "one call" if whole.calls == 1 else f"{whole.calls} calls, each of which went on where the last had stopped"
-    took = f"{what}, one seed of each, took {show_seconds(whole.wall_time)} on {whole.device}"
-    took += f", measured over {how} of `sab reproduce`."
+    what = f"The paper's {count} rows"
+    if others:
+        what = f"{len(call.rows)} of the paper's {count} rows ({', '.join(call.data)})"
+    took = f"{what}, one seed of each, took {show_seconds(call.wall_time)} on {call.device}"
+    took += ", measured over one call of `sab reproduce`."
     if not others:
         return took
-    alone = ", each of which had the device to itself," if all(run.get("together", 1) == 1 for run in others) else ""
+    alone = ", each alone in its process," if all(run.get("together", 1) == 1 for run in others) else ""
     seconds = sum(run["wall_time"] for run in others)
     return (
         f"{took} The wall times of the other {len(others)}{alone} add up to {show_seconds(seconds)}: "
-        f"{show_seconds(whole.wall_time + seconds)} in all."
+        f"{show_seconds(call.wall_time + seconds)} in all, but for what those took to begin and to be tested."
     )

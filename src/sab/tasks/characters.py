@@ -36,7 +36,7 @@ def bits_headline(solved: float, chance: float) -> Headline:
 
 @dataclass(frozen=True)
 class CharacterTask(StoredTask):
-    """Non-overlapping sequences of a text; each step says the character after the one that it sees."""
+    """Sequences of a text, one after the other; each step says the character after the one that it sees."""
 
     symbols: ClassVar[str]
     """The characters that there are, in the order of their numbers."""
@@ -50,7 +50,8 @@ class CharacterTask(StoredTask):
     """How many characters a sequence has."""
     shifted: bool = field(default=False, kw_only=True)
     """Whether the training sequences of an epoch begin some characters later in the text, as many for all of them and
-    others in every epoch, fewer than a sequence has. Without it a sequence begins at the same places in all epochs."""
+    others in every epoch, fewer than a sequence has; the last one does not go beyond the text. Without it they are the
+    same sequences in all epochs."""
 
     def __post_init__(self) -> None:
         check_bool("shifted", self.shifted)

@@ -1,7 +1,7 @@
 """Tasks whose examples exist: a batch is a choice of some of them, and every epoch comes to all in an order of its own.
 
-The examples live where the model is. What the host sends for a batch are their numbers, so that a training step needs
-no data from it, and a CUDA graph of the step takes the batch from the examples by itself.
+The examples live where the model is. What the host sends for a batch are their numbers, or where they begin, so that a
+training step needs no data from it, and a CUDA graph of the step takes the batch from the examples by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StoredTask(Task):
         """A batch, time first, of these rows of the examples; it may not wait for the device."""
 
     def examples_on(self, split: Split, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same on a device, where they are kept."""
+        """The examples on a device, where they are kept."""
         return _examples_on(self, split, device)
 
     def count(self, split: Split) -> int:
