@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sab.errors import ValueMistake
+from sab.experiments.records import none_of_ours, read_lines
 from sab.files import write_text, writing
 from sab.locks import locked
-from sab.stored import as_dataclass, read_json_lines
+from sab.stored import as_dataclass
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,12 @@ def path_in(results: Path) -> Path:
 def load(results: Path) -> list[Call]:
     """All calls, none where there is no file."""
     path = path_in(results)
-    if not path.exists():
-        return []
-    wanted = f"results {str(path)!r} must be a file of JSON lines that `sab reproduce` wrote"
-    try:
-        lines = read_json_lines(path)
-    except (OSError, ValueError) as error:
-        raise ValueMistake(f"{wanted}; it cannot be read: {error}.", "results") from error
     calls: list[Call] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             calls.append(as_dataclass(Call, line))
         except ValueError as error:
-            raise ValueMistake(f"{wanted}; line {number} is none of this version.", "results") from error
+            raise none_of_ours(path, f"line {number} is none of this version") from error
     return calls
 
 

@@ -124,20 +124,30 @@ def path_of(task: str, results: Path) -> Path:
 def load(task: str, results: Path) -> list[Record]:
     """A task's records, none where there is no file."""
     path = path_of(task, results)
-    if not path.exists():
-        return []
-    wanted = f"results {str(path)!r} must be a file of JSON lines that `sab reproduce` wrote"
-    try:
-        records = read_json_lines(path)
-    except (OSError, ValueError) as error:
-        raise ValueMistake(f"{wanted}; it cannot be read: {error}.", "results") from error
+    records = read_lines(path)
     for number, record in enumerate(records, start=1):
         if not isinstance(record, dict) or record.get("schema") != SCHEMA or not record.keys() >= NEEDED.keys():
-            raise ValueMistake(f"{wanted}; line {number} is none of this version.", "results")
+            raise none_of_ours(path, f"line {number} is none of this version")
         wrong = _first_wrong(record)
         if wrong is not None:
-            raise ValueMistake(f"{wanted}; the {wrong} of line {number} is not as it writes it.", "results")
+            raise none_of_ours(path, f"the {wrong} of line {number} is not as it writes it")
     return records
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The lines of a file in the folder of the records, none where there is no file."""
+    if not path.exists():
+        return []
+    try:
+        return read_json_lines(path)
+    except (OSError, ValueError) as error:
+        raise none_of_ours(path, f"it cannot be read: {error}") from error
+
+
+def none_of_ours(path: Path, reason: str) -> ValueMistake:
+    """That a file is not one that we wrote there."""
+    wanted = f"results {str(path)!r} must be a file of JSON lines that `sab reproduce` wrote"
+    return ValueMistake(f"{wanted}; {reason}.", "results")
 
 
 def _first_wrong(record: Record) -> str | None:
