@@ -60,7 +60,7 @@ docs: $(READY)
 
 # The two pictures of docs/method.md, from the demonstration's run.
 pictures: demo
-	$(BIN)/python docs/pictures.py demo/sab
+	$(BIN)/python tools/pictures.py demo/sab
 
 clean:
 	rm -rf .venv demo runs dist site .pytest_cache .ruff_cache .hypothesis .coverage

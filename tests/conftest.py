@@ -48,7 +48,7 @@ def _seed() -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all data sets, a few kilobytes each."""
-    from tests import tiny  # not above, since sab may import triton
+    from tests.lab import tiny  # not above, since sab may import triton
 
     folder = tmp_path_factory.mktemp("data")
     tiny.write(folder)
@@ -58,9 +58,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_data(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """These data sets are the ones that the tasks read."""
-    from sab.data import DATASETS, store
-    from sab.tasks import stored
-    from tests import tiny
+    from sab.lab.data import DATASETS, store
+    from sab.lab.tasks import stored
+    from tests.lab import tiny
 
     for name, dataset in tiny.datasets().items():
         monkeypatch.setitem(DATASETS, name, dataset)

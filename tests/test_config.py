@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import sab
 from sab.config import BACKENDS, FORWARDS
-from sab.errors import Mistake
-from sab.incorporations import INCORPORATIONS
-from sab.scorers import SCORERS
-from sab.weightings import WEIGHTINGS
+from sab.errors import UserError
+from sab.parts.incorporations import INCORPORATIONS
+from sab.parts.scorers import SCORERS
+from sab.parts.weightings import WEIGHTINGS
 
 GOOD = {
     "k_top": st.integers(0, 4),
@@ -67,10 +67,10 @@ def test_what_is_allowed_runs(options: dict[str, Any]) -> None:
     assert output.isfinite().all()
 
 
-def mistake_of(options: dict[str, Any]) -> Mistake | None:
+def mistake_of(options: dict[str, Any]) -> UserError | None:
     try:
         sab.SABConfig(**options)
-    except Mistake as mistake:
+    except UserError as mistake:
         return mistake
     return None
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sab import cli
-from sab.commands import datasets, experiments, pictures, training
-from sab.experiments.demo import RECIPE
-from sab.training import train
+from sab.lab import cli
+from sab.lab.commands import datasets, experiments, pictures, training
+from sab.lab.experiments.demo import RECIPE
+from sab.lab.training import train
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -246,7 +246,7 @@ def test_site_is_made_without_a_warning(tmp_path: Path) -> None:
 def test_pictures_of_the_method_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "images").mkdir()
     monkeypatch.setattr(sys, "argv", ["pictures.py", "demo/sab", "--out", "images", "--target-step", "48"])
-    runpy.run_path(str(ROOT / "docs" / "pictures.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "tools" / "pictures.py"), run_name="__main__")
     for name in ("forward.svg", "backward.svg"):
         kept = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
         drawn = (tmp_path / "images" / name).read_text(encoding="utf-8")

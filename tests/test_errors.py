@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from sab.errors import (
     LONGEST_SENTENCE,
-    Mistake,
-    TypeMistake,
-    ValueMistake,
+    UserError,
+    UserTypeError,
+    UserValueError,
     check_bool,
     check_choice,
     check_float,
@@ -61,7 +61,7 @@ def test_check_float_gives_a_plain_float(value: Any) -> None:
 def test_check_float_refuses_what_is_out_of_bounds(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^p must be a finite number of at least 0 and at most 1; got ") as caught:
         check_float("p", value, minimum=0, maximum=1)
-    assert isinstance(caught.value, Mistake)
+    assert isinstance(caught.value, UserError)
 
 
 def test_check_float_names_each_bound() -> None:
@@ -76,7 +76,7 @@ def test_check_float_names_each_bound() -> None:
 def test_check_float_refuses_other_types(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^p must be a finite number at most 1; got ") as caught:
         check_float("p", value, maximum=1)
-    assert isinstance(caught.value, Mistake)
+    assert isinstance(caught.value, UserError)
 
 
 def test_check_bool() -> None:
@@ -96,16 +96,16 @@ def test_check_choice() -> None:
         check_choice("cell", ["gru"], ("lstm", "gru"), also=", or a callable")
 
 
-@pytest.mark.parametrize(("kind", "base"), [(ValueMistake, ValueError), (TypeMistake, TypeError)])
-def test_mistakes_are_ordinary_errors(kind: type[Mistake], base: type[Exception]) -> None:
+@pytest.mark.parametrize(("kind", "base"), [(UserValueError, ValueError), (UserTypeError, TypeError)])
+def test_mistakes_are_ordinary_errors(kind: type[UserError], base: type[Exception]) -> None:
     error = kind("k must be 1; got 2.", "k")
     assert isinstance(error, base)
-    assert isinstance(error, Mistake)
+    assert isinstance(error, UserError)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.option) == ("k must be 1; got 2.", "k")
     assert kind("no option").option is None
 
 
 def test_a_mistake_is_one_line_of_some_length() -> None:
-    assert str(ValueMistake("a\nb \x1b[2J \ud800 é")) == r"a\nb \x1b[2J \ud800 é"
-    assert len(str(ValueMistake("x" * 10**6))) < LONGEST_SENTENCE + 10
+    assert str(UserValueError("a\nb \x1b[2J \ud800 é")) == r"a\nb \x1b[2J \ud800 é"
+    assert len(str(UserValueError("x" * 10**6))) < LONGEST_SENTENCE + 10

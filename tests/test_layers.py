@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sab
-from sab.errors import Mistake
+from sab.errors import UserError
 from tests.ops.cases import (
     BACKENDS,
     CELLS,
@@ -293,7 +293,7 @@ def test_a_function_as_scorer() -> None:
 )
 def test_a_scorer_that_gives_something_else_is_told(scorer: Any, given: str) -> None:
     layer = make_layer("gru", 3, 4, scorer=scorer, k_att=1)
-    with pytest.raises(Mistake, match=rf"scorer must .*\[2, 1\].*{given}"):
+    with pytest.raises(UserError, match=rf"scorer must .*\[2, 1\].*{given}"):
         layer(randn(4, 2, 3))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 import sab
-from sab.errors import Mistake, TypeMistake, ValueMistake
+from sab.errors import UserError, UserTypeError, UserValueError
 from tests.ops.cases import (
     DOUBLE,
     make_layer,
@@ -24,7 +24,7 @@ from tests.ops.cases import (
 
 def check_mistake(error: BaseException, option: str, *words: str) -> None:
     """One sentence that names the option and holds these words."""
-    assert isinstance(error, Mistake)
+    assert isinstance(error, UserError)
     sentence = str(error)
     assert error.option == option
     assert sentence.startswith(option), sentence
@@ -194,7 +194,7 @@ def test_a_state_of_another_layer_is_refused() -> None:
         "another type": make_layer("lstm", 3, 4, scorer="dot", attention_size=2, k_top=2, dtype=torch.float32),
     }
     for layer in others.values():
-        with pytest.raises(Mistake) as caught:
+        with pytest.raises(UserError) as caught:
             layer(x.to(next(layer.parameters()).dtype), state)
         check_mistake(caught.value, "hx")
     layer = make_layer("lstm", 3, 4, scorer="dot", attention_size=2, k_top=2)
@@ -246,8 +246,8 @@ def test_double_input_under_autocast_is_told() -> None:
 
 
 def test_mistakes_are_what_python_code_catches() -> None:
-    assert issubclass(ValueMistake, ValueError)
-    assert issubclass(TypeMistake, TypeError)
+    assert issubclass(UserValueError, ValueError)
+    assert issubclass(UserTypeError, TypeError)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))

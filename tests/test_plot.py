@@ -15,12 +15,12 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import sab
-from sab.models import ModelConfig
-from sab.report.figures import check_picture, labelled, save, trace_of
-from sab.report.traces import weight_matrix
-from sab.tasks import Adding, Copying
-from sab.training import Run, TrainConfig, train
-from tests.report.test_performance import sweep
+from sab.lab.models import ModelConfig
+from sab.lab.report.figures import check_picture, labelled, save, trace_of
+from sab.lab.report.traces import weight_matrix
+from sab.lab.tasks import Adding, Copying
+from sab.lab.training import Run, TrainConfig, train
+from tests.lab.report.test_performance import sweep
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import sab
-from sab.errors import Mistake
-from sab.models import ModelConfig, SequenceModel
+from sab.errors import UserError
+from sab.lab.models import ModelConfig, SequenceModel
 from sab.ops import dispatch
-from sab.scorers import SCORERS, ScorerWeights
+from sab.parts.scorers import SCORERS, ScorerWeights
 from tests.ops.cases import (
     BACKENDS,
     CELLS,
@@ -420,7 +420,7 @@ class OfLengths(Classifier):
     ],
 )
 def test_mistakes(module: Any, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         sab.trace(module, randn(2, 2, 2), **options)
     assert str(raised.value).startswith(sentence)
 

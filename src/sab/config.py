@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sab.errors import ValueMistake, check_choice, check_int
-from sab.incorporations import INCORPORATIONS
-from sab.scorers import SCORERS
-from sab.weightings import WEIGHTINGS
+from sab.errors import UserValueError, check_choice, check_int
+from sab.parts.incorporations import INCORPORATIONS
+from sab.parts.scorers import SCORERS
+from sab.parts.weightings import WEIGHTINGS
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
@@ -62,6 +62,6 @@ class SABConfig:
         check_choice("backend", self.backend, BACKENDS)
         if self.forward == "dense" and not WEIGHTINGS[self.weighting].normalises_all:
             dense = ", ".join(name for name, weighting in WEIGHTINGS.items() if weighting.normalises_all)
-            raise ValueMistake(
+            raise UserValueError(
                 f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
             )

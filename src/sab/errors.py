@@ -1,7 +1,7 @@
 """Mistakes of the caller: one sentence that names the option, what it may be and what was given.
 
-`ValueMistake` is a `ValueError`, `TypeMistake` a `TypeError`, so that Python code catches what it expects to;
-the command line catches `Mistake` alone, so that a bug in this library still shows its traceback.
+`UserValueError` is a `ValueError`, `UserTypeError` a `TypeError`, so that Python code catches what it expects to;
+the command line catches `UserError` alone, so that a bug in this library still shows its traceback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST_SENTENCE = 4000
 """Of a longer one the middle is left out."""
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """A mistake of the caller. `option` is the name of what was wrong, if one option was."""
 
     def __init__(self, sentence: str, option: str | None = None):
@@ -35,11 +35,11 @@ def _in_a_line(sentence: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
 
 
-class ValueMistake(Mistake, ValueError):
+class UserValueError(UserError, ValueError):
     """The value is of the right type but not one of those that are allowed."""
 
 
-class TypeMistake(Mistake, TypeError):
+class UserTypeError(UserError, TypeError):
     """The value is of the wrong type."""
 
 
@@ -54,15 +54,15 @@ def check_int(option: str, value: Any, minimum: int, optional: bool = False, max
     largest = LARGEST_INT if maximum is None else maximum
     allowed = f"a whole number of at least {minimum}" + (", or None" if optional else "")
     if isinstance(value, bool):
-        raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
+        raise UserTypeError(f"{option} must be {allowed}; got {value!r}.", option)
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeMistake(f"{option} must be {allowed}; got {value!r}.", option) from None
+        raise UserTypeError(f"{option} must be {allowed}; got {value!r}.", option) from None
     if number > largest:
-        raise ValueMistake(f"{option} must be {allowed}, and at most {largest}; got {value!r}.", option)
+        raise UserValueError(f"{option} must be {allowed}, and at most {largest}; got {value!r}.", option)
     if number < minimum:
-        raise ValueMistake(f"{option} must be {allowed}; got {value!r}.", option)
+        raise UserValueError(f"{option} must be {allowed}; got {value!r}.", option)
     return number
 
 
@@ -74,7 +74,7 @@ def check_float(
     bounds += [f"above {above:g}"] if above is not None else []
     bounds += [f"at most {maximum:g}"] if maximum is not None else []
     allowed = f"a finite number {' and '.join(bounds)}".strip()
-    wrong_type = TypeMistake(f"{option} must be {allowed}; got {value!r}.", option)
+    wrong_type = UserTypeError(f"{option} must be {allowed}; got {value!r}.", option)
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise wrong_type
     try:
@@ -85,14 +85,14 @@ def check_float(
         raise wrong_type from None
     too_low = (minimum is not None and number < minimum) or (above is not None and number <= above)
     if not math.isfinite(number) or too_low or (maximum is not None and number > maximum):
-        raise ValueMistake(f"{option} must be {allowed}; got {value!r}.", option)
+        raise UserValueError(f"{option} must be {allowed}; got {value!r}.", option)
     return number
 
 
 def check_bool(option: str, value: Any) -> bool:
     """`value`, which must be True or False."""
     if not isinstance(value, bool):
-        raise TypeMistake(f"{option} must be True or False; got {value!r}.", option)
+        raise UserTypeError(f"{option} must be True or False; got {value!r}.", option)
     return value
 
 
@@ -102,4 +102,4 @@ def check_choice(option: str, value: Any, allowed: Iterable[str], also: str = ""
     if isinstance(value, str) and value in names:
         return value
     sentence = f"{option} must be one of {', '.join(names)}{also}; got {value!r}."
-    raise (ValueMistake if isinstance(value, str) else TypeMistake)(sentence, option)
+    raise (UserValueError if isinstance(value, str) else UserTypeError)(sentence, option)

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sab.cells import CELLS
 from sab.config import SABConfig
-from sab.errors import TypeMistake, ValueMistake, check_bool, check_choice, check_float, check_int
-from sab.incorporations import INCORPORATIONS
+from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.ops import dispatch
 from sab.ops.operation import is_autocast
 from sab.ops.types import LayerResult, LayerState, LayerWeights
-from sab.scorers import SCORERS, ScorerWeights
+from sab.parts.cells import CELLS
+from sab.parts.incorporations import INCORPORATIONS
+from sab.parts.scorers import SCORERS, ScorerWeights
 from sab.state import Attention, SABState
 
 Input = Tensor | PackedSequence
@@ -41,7 +41,7 @@ class _SABLayer(nn.Module):
     """What the three layers share; the cell makes the difference."""
 
     cell: str
-    """Name of the cell, of those in `sab.cells.CELLS`."""
+    """Name of the cell, of those in `sab.parts.cells.CELLS`."""
     _torch_class: ClassVar[type[nn.RNNBase]]
     weight_hh_l0: nn.Parameter
 
@@ -77,7 +77,7 @@ class _SABLayer(nn.Module):
         self.dropout = check_float("dropout", dropout, minimum=0.0, maximum=1.0)
         self.bidirectional = check_bool("bidirectional", bidirectional)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeMistake(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
+            raise UserTypeError(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
         self.config = SABConfig(
             k_top=k_top,
             k_att=k_att,
@@ -251,30 +251,30 @@ class _SABLayer(nn.Module):
         packed = input if isinstance(input, PackedSequence) else None
         if packed is not None:
             if lengths is not None:
-                raise ValueMistake(
+                raise UserValueError(
                     "lengths must be None where the input is a PackedSequence, which has its own.", "lengths"
                 )
             x, lengths = pad_packed_sequence(packed)
         elif isinstance(input, Tensor):
             x = input
         else:
-            raise TypeMistake(f"input must be a tensor or a PackedSequence; got {type(input).__name__}.", "input")
+            raise UserTypeError(f"input must be a tensor or a PackedSequence; got {type(input).__name__}.", "input")
         form = "[B, T, input_size]" if self.batch_first else "[T, B, input_size]"
         if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
-            raise ValueMistake(
+            raise UserValueError(
                 f"input must be of shape {form} or [T, input_size] with input_size {self.input_size}; "
                 f"got {list(x.shape)}.",
                 "input",
             )
         if x.dtype != self._dtype and not (is_autocast(x.device.type) and x.dtype in _AUTOCAST_TYPES):
-            raise TypeMistake(f"input must be of the layer's type {self._dtype}; got {x.dtype}.", "input")
+            raise UserTypeError(f"input must be of the layer's type {self._dtype}; got {x.dtype}.", "input")
         unbatched = x.dim() == 2
         if unbatched:
             x = x.unsqueeze(1)
         elif self.batch_first and packed is None:
             x = x.transpose(0, 1)
         if 0 in x.shape:
-            raise ValueMistake(
+            raise UserValueError(
                 f"input must have at least one step and one row; got shape {list(x.shape)} as [T, B, input_size].",
                 "input",
             )
@@ -285,7 +285,7 @@ class _SABLayer(nn.Module):
         if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
             # On a GPU the look would wait for the device, so there NaN goes through as in torch.nn.
             step, row, _ = torch.isnan(x).nonzero()[0].tolist()
-            raise ValueMistake(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
+            raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
         return x, lengths, packed
 
     def _initial_state(self, hx: InitialState | None, x: Tensor, unbatched: bool) -> SABState | None:
@@ -329,12 +329,12 @@ class _SABLayer(nn.Module):
             if given != shape:
                 if unbatched:  # told as the caller sees them, without a batch
                     shape, given = (told and told[:1] + told[2:] for told in (shape, given))
-                raise ValueMistake(f"hx must have {name} of shape {shape}; got {given}.", "hx")
+                raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
             dtype = torch.int64 if name in ("numbers", "steps") else self._dtype
             if tensor is not None and tensor.dtype != dtype:
-                raise TypeMistake(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
+                raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
         if not torch.compiler.is_compiling() and state.steps.min() < 0:
-            raise ValueMistake(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
+            raise UserValueError(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
 
     def _run_layers(
         self, x: Tensor, lengths: Tensor | None, state: SABState | None
@@ -396,7 +396,7 @@ class _SABLayer(nn.Module):
         forward, k_top microstates are all that is kept; for everything else this is `state` itself.
         """
         if not isinstance(state, SABState):
-            raise TypeMistake(f"state must be a SABState; got {type(state).__name__}.", "state")
+            raise UserTypeError(f"state must be a SABState; got {type(state).__name__}.", "state")
         slots, k = state.microstates.shape[-2], self.config.k_top
         if not self._is_affine or self.config.forward == "dense" or slots <= k:
             return state
@@ -417,11 +417,11 @@ class _SABLayer(nn.Module):
         With `k_top=0, k_trunc=None` its outputs and gradients are those of `module`.
         """
         if not isinstance(module, cls._torch_class):
-            raise TypeMistake(
+            raise UserTypeError(
                 f"module must be a torch.nn.{cls._torch_class.__name__}; got {type(module).__name__}.", "module"
             )
         if module.proj_size > 0:
-            raise ValueMistake(f"module must have proj_size 0; got {module.proj_size}.", "module")
+            raise UserValueError(f"module must have proj_size 0; got {module.proj_size}.", "module")
         layer = cls(**_constructor_arguments(module), **options)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -507,14 +507,14 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
 def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
     """`torch.nn`'s form of a state as a list of its tensors."""
     if not isinstance(hx, Tensor | tuple | list):
-        raise TypeMistake(f"hx must be {allowed}; got {type(hx).__name__}.", "hx")
+        raise UserTypeError(f"hx must be {allowed}; got {type(hx).__name__}.", "hx")
     given = [hx] if isinstance(hx, Tensor) else list(hx)
     for tensor in given:
         if not isinstance(tensor, Tensor):
             kind = "None" if tensor is None else type(tensor).__name__
-            raise TypeMistake(f"hx must be {allowed}; got {kind} in it.", "hx")
+            raise UserTypeError(f"hx must be {allowed}; got {kind} in it.", "hx")
     if len(given) != count:
-        raise ValueMistake(f"hx must be {allowed}; got {len(given)} tensors.", "hx")
+        raise UserValueError(f"hx must be {allowed}; got {len(given)} tensors.", "hx")
     return given
 
 
@@ -523,15 +523,15 @@ def _check_lengths(lengths: Any, steps: int, batch: int, unbatched: bool) -> Ten
     try:
         lengths = torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        raise TypeMistake(f"{allowed}; got {lengths!r}.", "lengths") from None
+        raise UserTypeError(f"{allowed}; got {lengths!r}.", "lengths") from None
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeMistake(f"{allowed}; got {lengths.dtype}.", "lengths")
+        raise UserTypeError(f"{allowed}; got {lengths.dtype}.", "lengths")
     if unbatched and lengths.dim() == 0:
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
-        raise ValueMistake(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
+        raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
     if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
-        raise ValueMistake(f"{allowed}; got {lengths.tolist()}.", "lengths")
+        raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
     return lengths.to(torch.int64)
 
 

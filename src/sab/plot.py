@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sab.report.figures import Runs
-    from sab.training import Run
+    from sab.lab.report.figures import Runs
+    from sab.lab.training import Run
 
 __all__ = ["attention", "credit_paths", "gradient_norms", "learning_curve", "scaling"]
 
@@ -30,10 +30,10 @@ def attention(trace_or_run: Trace | Run | str | Path, *, ax: Axes | None = None)
     layer (with `ax`, the last layer's).
     """
     if isinstance(trace_or_run, Trace):
-        from sab.report import traces
+        from sab.lab.report import traces
 
         return traces.attention(trace_or_run, ax)
-    from sab.report import figures
+    from sab.lab.report import figures
 
     return figures.attention_map(_only(trace_or_run), ax)
 
@@ -41,7 +41,7 @@ def attention(trace_or_run: Trace | Run | str | Path, *, ax: Axes | None = None)
 def credit_paths(trace: Trace, *, ax: Axes | None = None, paths: int = 24) -> Figure:
     """The largest `paths` of a trace as arcs over time, as wide as their shares, above the credit of every step; with
     `ax` the arcs alone."""
-    from sab.report import traces
+    from sab.lab.report import traces
 
     return traces.credit_paths(trace, ax, paths)
 
@@ -51,7 +51,7 @@ def learning_curve(runs: Runs, *, ax: Axes | None = None) -> Figure:
 
     `runs` is a run, or several of one task, or their folders; a mapping gives them labels.
     """
-    from sab.report import drawing, figures
+    from sab.lab.report import drawing, figures
 
     labelled = figures.labelled(runs)
     if ax is None:
@@ -64,7 +64,7 @@ def learning_curve(runs: Runs, *, ax: Axes | None = None) -> Figure:
 def gradient_norms(runs: Runs, *, ax: Axes | None = None) -> Figure:
     """Gradient norms before clipping over the iterations, their means and the largest; `runs` as for
     `learning_curve`."""
-    from sab.report import figures
+    from sab.lab.report import figures
 
     return figures.gradient_norms(figures.labelled(runs), ax)
 
@@ -74,7 +74,7 @@ def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, a
 
     `records` are those of `sab bench --output`, or the files that hold them.
     """
-    from sab.report import figures, performance
+    from sab.lab.report import figures, performance
 
     given = [records] if isinstance(records, str | Path) else list(records)
     files = [Path(one) for one in given if isinstance(one, str | Path)]
@@ -83,7 +83,7 @@ def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, a
 
 
 def _only(run: Run | str | Path) -> Run:
-    from sab.report import figures
+    from sab.lab.report import figures
 
     (opened,) = figures.labelled(run).values()
     return opened

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sab.errors import TypeMistake, check_int
+from sab.errors import UserTypeError, check_int
 
 
 def _map(tensor: Tensor | None, function: Any) -> Any:
@@ -101,7 +101,7 @@ class SABState:
     def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
         """The state of these rows of the batch, in this order; a row may be named more than once."""
         if rows is None:
-            raise TypeMistake("rows must be a number, a slice, or numbers or a mask of rows; got None.", "rows")
+            raise UserTypeError("rows must be a number, a slice, or numbers or a mask of rows; got None.", "rows")
         index = steps_index = rows
         if not isinstance(rows, slice):
             steps_index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sab.errors import TypeMistake, ValueMistake, check_int
+from sab.errors import UserTypeError, UserValueError, check_int
 from sab.layers import SABGRU, SABLSTM, SABRNN
 from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay
 from sab.state import Attention, SABState
@@ -144,17 +144,19 @@ def trace(
 
 def _find_layer(module: Any) -> SABLayer:
     if not isinstance(module, nn.Module):
-        raise TypeMistake(f"module must be a torch.nn.Module; got {type(module).__name__}.", "module")
+        raise UserTypeError(f"module must be a torch.nn.Module; got {type(module).__name__}.", "module")
     layers = [one for one in module.modules() if isinstance(one, SABLayer)]
     if len(layers) != 1:
-        raise ValueMistake(f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module")
+        raise UserValueError(
+            f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module"
+        )
     if any(parameter.is_inference() for parameter in module.parameters()):
-        raise ValueMistake(
+        raise UserValueError(
             "module must have been made outside of torch.inference_mode to be traced; its parameters were not.",
             "module",
         )
     if layers[0].bidirectional:
-        raise ValueMistake("module must have a layer of one direction to be traced; its is bidirectional.", "module")
+        raise UserValueError("module must have a layer of one direction to be traced; its is bidirectional.", "module")
     return layers[0]
 
 
@@ -216,7 +218,7 @@ class _Call:
         arrived = torch.autograd.grad(value, leaves, materialize_grads=True)
         to_output, to_weights, to_summary, to_microstates, to_keys, *to_state = arrived
         if to_microstates.any() or to_keys.any():
-            raise ValueMistake(
+            raise UserValueError(
                 "module must read its layer's output, h, c or attention to be traced; it reads microstates.", "module"
             )
         to_h, *to_c = (tensor.select(1, row) if self.is_batched else tensor for tensor in to_state)
@@ -245,13 +247,13 @@ def _record(module: nn.Module, layer: SABLayer, x: Any) -> tuple[_Call, Any]:
         given = signature.bind(*arguments, **options).arguments
         asked.append(given.get("return_attention", False))
         if len(asked) > 1:
-            raise ValueMistake("module must call its layer once to be traced; it does so more often.", "module")
+            raise UserValueError("module must call its layer once to be traced; it does so more often.", "module")
         for name in ("hx", "lengths"):
             if given.get(name) is not None:
-                raise ValueMistake(f"module must call its layer without {name} to be traced; it gives one.", "module")
+                raise UserValueError(f"module must call its layer without {name} to be traced; it gives one.", "module")
         if not isinstance(given["input"], Tensor):
             kind = type(given["input"]).__name__
-            raise TypeMistake(f"module must call its layer with a tensor to be traced; got a {kind}.", "module")
+            raise UserTypeError(f"module must call its layer with a tensor to be traced; got a {kind}.", "module")
         return arguments, {**options, "return_attention": True}
 
     def after(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> Any:
@@ -283,7 +285,7 @@ def _record(module: nn.Module, layer: SABLayer, x: Any) -> tuple[_Call, Any]:
         for hook in hooks:
             hook.remove()
     if not calls:
-        raise ValueMistake("module must call its layer once to be traced; it did not.", "module")
+        raise UserValueError("module must call its layer once to be traced; it did not.", "module")
     return calls[0], outputs[0] if isinstance(outputs, tuple) else outputs
 
 
@@ -306,7 +308,7 @@ def _entry(
     else:
         wanted = f"{[*call.output.shape[:-1]]} and a size"
         given = type(outputs).__name__ if shape is None else shape
-        raise ValueMistake(
+        raise UserValueError(
             f"target must be given where the outputs are not of shape {wanted}, the layer's own; got {given}.", "target"
         )
     if target_unit is None:
@@ -318,15 +320,15 @@ def _target_value(
     target: Callable[[Any], Tensor], outputs: Any, target_step: int | None, target_unit: int | None
 ) -> Tensor:
     if target_step is not None or target_unit is not None:
-        raise ValueMistake("target must be None where target_step or target_unit is given; got both.", "target")
+        raise UserValueError("target must be None where target_step or target_unit is given; got both.", "target")
     if not callable(target):
-        raise TypeMistake(f"target must be a function of the outputs; got {type(target).__name__}.", "target")
+        raise UserTypeError(f"target must be a function of the outputs; got {type(target).__name__}.", "target")
     value = target(outputs)
     if not isinstance(value, Tensor) or value.numel() != 1:
         given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueMistake(f"target must give a tensor with one entry; got {given}.", "target")
+        raise UserValueError(f"target must give a tensor with one entry; got {given}.", "target")
     if not value.requires_grad:
-        raise ValueMistake("target must be made from the layer's outputs; what it gives has no gradient.", "target")
+        raise UserValueError("target must be made from the layer's outputs; what it gives has no gradient.", "target")
     return value
 
 

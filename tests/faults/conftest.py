@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from sab.files import write_text
-from sab.locks import locked
-from sab.training.run import provenance
+from sab.lab.files import write_text
+from sab.lab.locks import locked
+from sab.lab.training.run import provenance
 
 Record = Callable[..., None]
 

@@ -69,9 +69,9 @@ class Tally:
 
 
 def fuzz(target: str, attempt: Callable[[Random], Any], inputs: range, seed: int = 0) -> Tally:
-    """Tries the inputs of these numbers, each from random numbers of its own; `Mistake` tells that one is refused."""
-    from sab.data.formats import Unreadable
-    from sab.errors import Mistake
+    """Tries the inputs of these numbers, each from random numbers of its own; `UserError` tells that one is refused."""
+    from sab.errors import UserError
+    from sab.lab.data.formats import Unreadable
 
     tally = Tally(target, seed)
     before, started = _peak(), time.perf_counter()
@@ -81,7 +81,7 @@ def fuzz(target: str, attempt: Callable[[Random], Any], inputs: range, seed: int
             with _alarm():
                 attempt(Random(f"{target} {seed} {number}"))
             tally.accepted += 1
-        except (Mistake, Unreadable) as mistake:
+        except (UserError, Unreadable) as mistake:
             tally.mistakes += 1
             if not (sentence := str(mistake)) or not sentence.isprintable():
                 tally.bugs.append(f"input {number}: no sentence: {sentence!r}")
@@ -127,7 +127,7 @@ def _alone(target: str, inputs: range, seed: int) -> Tally:
     """The same in a process of its own."""
     import torch
 
-    import sab.cli  # noqa: F401  # what is imported later would count as memory of the inputs
+    import sab.lab.cli  # noqa: F401  # what is imported later would count as memory of the inputs
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -190,7 +190,7 @@ def record(tally: Tally, path: Path) -> None:
     """Puts what came of a kind into a file, in the place of what was there of it, and tells it."""
     import torch
 
-    from sab.training.run import provenance
+    from sab.lab.training.run import provenance
 
     facts = provenance(torch.device("cpu"))
     facts["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -209,7 +209,7 @@ def record(tally: Tally, path: Path) -> None:
 
 def page_part(path: Path) -> str:
     """The table in SECURITY.md."""
-    from sab.report.pages import markdown
+    from sab.lab.report.pages import markdown
 
     header = ("inputs", "how many", "accepted", "refused in a sentence", "anything else", "slowest", "memory")
     rows: list[list[str]] = []
@@ -221,7 +221,7 @@ def page_part(path: Path) -> str:
 
 
 def main() -> int:
-    from sab.report.pages import renew
+    from sab.lab.report.pages import renew
     from tests.faults.fuzz_files import TARGETS
 
     parser = argparse.ArgumentParser(description="Fuzz every file that sab reads, and its command line.")

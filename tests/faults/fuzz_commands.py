@@ -22,14 +22,14 @@ from unittest import mock
 
 import tyro
 
-from sab import cli
-from sab.commands import datasets
-from sab.data import DATASETS, store
-from sab.errors import ValueMistake
-from sab.models import ModelConfig
-from sab.tasks import TASKS, StoredTask, stored
-from sab.training import TrainConfig
-from tests import tiny
+from sab.errors import UserValueError
+from sab.lab import cli
+from sab.lab.commands import datasets
+from sab.lab.data import DATASETS, store
+from sab.lab.models import ModelConfig
+from sab.lab.tasks import TASKS, StoredTask, stored
+from sab.lab.training import TrainConfig
+from tests.lab import tiny
 
 DIVERGED = 1
 TINY = {
@@ -176,7 +176,7 @@ def _judge(line: Sequence[str], status: int, told: str) -> None:
     is_sentence = told.startswith("sab: ") and sentence.isprintable() and sentence.endswith((".", "?"))
     assert status == 2, f"status {status} of {line}: {told}"
     assert is_help or is_sentence, f"no sentence of {line}: {told!r}"
-    raise ValueMistake(sentence or "a command is missing.")
+    raise UserValueError(sentence or "a command is missing.")
 
 
 def any_line(random: Random) -> list[str]:

@@ -1,7 +1,7 @@
 """The files that are fuzzed: for each kind a good one, and what reads it and goes on with what it read.
 
 A target is made in a folder of its own and then called with random numbers: it damages the good file and has it read.
-It ends as if nothing was wrong, or in a `Mistake` (`Unreadable` below the level of sentences). All else is a bug.
+It ends as if nothing was wrong, or in a `UserError` (`Unreadable` below the level of sentences). All else is a bug.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from unittest import mock
 
 import torch
 
-from sab.data import DATASETS, formats, store
-from sab.experiments import calls, records, reproduce
-from sab.experiments.tables import ROWS
-from sab.models import ModelConfig
-from sab.report import datasets, performance, results
-from sab.tasks import Copying, Text8
-from sab.training import Run, TrainConfig, checkpoint, text, train
-from sab.training.progress import show_headline, show_seconds
-from tests import tiny
+from sab.lab.data import DATASETS, formats, store
+from sab.lab.experiments import calls, records, reproduce
+from sab.lab.experiments.tables import ROWS
+from sab.lab.models import ModelConfig
+from sab.lab.report import datasets, performance, results
+from sab.lab.tasks import Copying, Text8
+from sab.lab.training import Run, TrainConfig, checkpoint, text, train
+from sab.lab.training.progress import show_headline, show_seconds
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json, mutated_value
-from tests.report.made_up import record as made_up_record
+from tests.lab import tiny
+from tests.lab.report.made_up import record as made_up_record
 
 Attempt = Callable[[Random], None]
 BOMB = bytes(3_000_000)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sab.cli import main
-from tests.training import runs
+from sab.lab.cli import main
+from tests.lab.training import runs
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["sab.cli", "sab.training.trainer", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["sab.lab.cli", "sab.lab.training.trainer", "torch._dynamo"])
 TINY = "copying --length 2 --hidden-size 16 --k-top 2 --k-trunc 4 --batch-size 4 --eval-batches 1 --threads 1".split()
 LONGEST = 120.0
 """Seconds after which a life should have come to its end."""

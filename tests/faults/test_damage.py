@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sab.cli import main
+from sab.lab.cli import main
 from tests.faults.conftest import Record
 from tests.faults.lives import contents, train
-from tests.training.runs import newest
+from tests.lab.training.runs import newest
 
 OPTIONS = "--iterations 30 --eval-every 4 --checkpoint-every 9 --keep best".split()
 

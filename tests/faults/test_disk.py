@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.conftest import Record
 from tests.faults.lives import TINY, Life, contents, go_back_in_time, obey_permissions, train
-from tests.training.runs import newest
+from tests.lab.training.runs import newest
 
 OPTIONS = "--hidden-size 64 --eval-every 10 --checkpoint-every 5 --keep best".split()
 SMALL, LARGE = 40, 150

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from sab import cli
-from sab.errors import ValueMistake
-from sab.training import Run
+from sab.errors import UserValueError
+from sab.lab import cli
+from sab.lab.training import Run
 from tests.faults.fuzz_campaign import (
     COMMAND_LINES,
     COMMANDS,
@@ -33,7 +33,7 @@ from tests.faults.fuzz_files import TARGETS, put_signed
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json
 from tests.faults.fuzz_watch import Forbidden, watching
 
-SOURCE = Path(cli.__file__).parent
+SOURCE = Path(cli.__file__).parents[1]
 INPUTS = 150
 
 
@@ -73,7 +73,7 @@ def test_what_was_kept_of_the_whole_campaign() -> None:
 def test_the_campaign_finds_bugs() -> None:
     def attempt(random: Random) -> None:
         if random.random() < 0.5:
-            raise ValueMistake("no.")
+            raise UserValueError("no.")
         raise KeyError("a bug")
 
     tally = fuzz("bugs", attempt, range(100))

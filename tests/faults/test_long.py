@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sab.training.run import Run
+from sab.lab.training.run import Run
 from tests.faults.conftest import Record
 from tests.faults.lives import Life, train
 

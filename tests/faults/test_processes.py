@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from sab import cli
-from sab.training import Run, distributed
+from sab.lab import cli
+from sab.lab.training import Run, distributed
 from tests.faults.conftest import Record
-from tests.training.test_distributed import words
+from tests.lab.training.test_distributed import words
 
 PATIENCE = 150.0
 """Seconds after which something that was waited for does not happen any more."""

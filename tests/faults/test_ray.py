@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from sab.experiments import records
-from sab.experiments.reproduce import Job, jobs_of, reproduce
-from sab.training import Run
-from tests.experiments.conftest import tiny_rows
+from sab.lab.experiments import records
+from sab.lab.experiments.reproduce import Job, jobs_of, reproduce
+from sab.lab.training import Run
 from tests.faults.conftest import Record
+from tests.lab.experiments.conftest import tiny_rows
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
@@ -29,7 +29,7 @@ PATIENCE = 300.0
 
 
 def start(folder: Path, iterations: int, *rows: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.experiments.on_ray", str(iterations), *map(str, rows)]
+    words = [sys.executable, "-m", "tests.lab.experiments.on_ray", str(iterations), *map(str, rows)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sab.training import trainer
+from sab.lab.training import trainer
 from tests.faults.conftest import Record
 from tests.faults.lives import Life, contents, train
-from tests.training.runs import newest
+from tests.lab.training.runs import newest
 
 OPTIONS = "--eval-every 20 --checkpoint-every 50".split()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sab
-from sab.errors import Mistake
+from sab.errors import UserError
 from tests.ops.cases import BACKENDS, assert_close, make_layer, randn, randomize
 
 
@@ -49,7 +49,7 @@ def test_auto_equals_the_reference_where_no_other_backend_may(what: str) -> None
 def test_an_explicit_backend_computes_or_says_why_not(backend: str, what: str) -> None:
     try:
         output = call(backend, what)
-    except Mistake as mistake:
+    except UserError as mistake:
         sentence, option = str(mistake), mistake.option
     else:
         assert_close(output, call("reference", what), tolerance=1e-2)
@@ -71,7 +71,7 @@ def test_backends_agree_on_a_long_sequence(backend: str, dtype: torch.dtype) -> 
     x = randn(120, 9, 5).to(dtype)
     try:
         actual = other(x)[0]
-    except Mistake as mistake:
+    except UserError as mistake:
         pytest.skip(str(mistake))
     expected = layer(x)[0]
     tolerance = 1e-9 if dtype == torch.float64 else 1e-3

@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sab
-from sab.ops import cpu, dispatch, native, operation
+from sab.ops import dispatch, operation
+from sab.ops.cpu import engine as cpu
+from sab.ops.cpu import loader
 from tests.ops.cases import BACKENDS, DOUBLE, assert_close, cases, gradients, make_layer, randn, randomize, weighted_sum
 
 FAST = [name for name in BACKENDS if name != "reference"]
-needs_library = pytest.mark.skipif(native.unavailable() is not None, reason=native.unavailable() or "")
+needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from torch import Tensor
 
-from sab.errors import Mistake
+from sab.errors import UserError
 from tests.ops import oracle
 from tests.ops.cases import (
     BACKENDS,
@@ -75,7 +75,7 @@ def require(backend: str, case: Case) -> None:
     """Skip where a backend says that it cannot run here."""
     try:
         case.layer()(case.x())
-    except Mistake as mistake:
+    except UserError as mistake:
         if mistake.option == "backend" and backend != "reference":
             pytest.skip(str(mistake))
         raise

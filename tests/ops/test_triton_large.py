@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import cpu, native, operation
+from sab.ops import operation
+from sab.ops.cpu import engine as cpu
+from sab.ops.cpu import loader
 from sab.ops.operation import Plan, Weights
 from tests.ops.cases import make_layer, randn, randomize, weighted_sum
 
@@ -22,7 +24,7 @@ from sab.ops.triton.large_parts import tanh
 
 pytestmark = [
     pytest.mark.skipif(not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"),
-    pytest.mark.skipif(native.unavailable() is not None, reason="there is no CPU engine to compare with"),
+    pytest.mark.skipif(loader.unavailable() is not None, reason="there is no CPU engine to compare with"),
     # Sigmoids of large negative numbers: exp overflows to infinity, whose inverse is 0. So does the series for a small
     # tanh where it is not small, and the series is not taken.
     pytest.mark.filterwarnings("ignore:overflow encountered in (exp|multiply):RuntimeWarning"),

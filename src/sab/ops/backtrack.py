@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sab.cells import CELLS
 from sab.config import SABConfig
 from sab.ops import reference
 from sab.ops.types import LayerState, LayerWeights, fresh_state
-from sab.scorers import SCORERS
+from sab.parts.cells import CELLS
+from sab.parts.scorers import SCORERS
 from sab.state import Attention
 
 

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.errors import ValueMistake
-from sab.ops import cpu, native, operation, reference
+from sab.errors import UserValueError
+from sab.ops import operation, reference
+from sab.ops.cpu import engine as cpu
+from sab.ops.cpu import loader
 from sab.ops.types import LayerResult, LayerState, LayerWeights
 
 logger = logging.getLogger("sab")
@@ -91,7 +93,7 @@ def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name
     if config.backend != "auto":
         reason = BACKENDS[config.backend].unsupported(x, state, weights, cell_name, config)
         if reason is not None:
-            raise ValueMistake(
+            raise UserValueError(
                 f"backend must be auto or one that supports this call; {config.backend!r} does not: {reason}.",
                 "backend",
             )
@@ -123,8 +125,8 @@ def _triton_here() -> tuple[bool, str]:
 
 
 def _cpu_here() -> tuple[bool, str]:
-    reason = native.unavailable()
-    return (True, f"compiled with {native.compiler()}") if reason is None else (False, reason)
+    reason = loader.unavailable()
+    return (True, f"compiled with {loader.compiler()}") if reason is None else (False, reason)
 
 
 @cache

@@ -45,10 +45,10 @@ from torch import Tensor
 
 from sab.config import DEFAULT_SCORER, SABConfig
 from sab.ops.types import LayerResult, LayerState, LayerWeights
-from sab.scorers import ScorerWeights
+from sab.parts.scorers import ScorerWeights
 from sab.state import Attention
 
-ENGINES = {"cpu": "sab.ops.cpu", "triton": "sab.ops.triton.engine"}
+ENGINES = {"cpu": "sab.ops.cpu.engine", "triton": "sab.ops.triton.engine"}
 """The modules that run the loops over time, by name."""
 AFFINE = ("affine", "affine_tanh")
 """The scorers whose keys are numbers, and decide alone what is selected."""

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sab.cells import CELLS
 from sab.config import SABConfig
-from sab.errors import ValueMistake
-from sab.incorporations import INCORPORATIONS
+from sab.errors import UserValueError
 from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
-from sab.scorers import SCORERS, ScorerWeights
+from sab.parts.cells import CELLS
+from sab.parts.incorporations import INCORPORATIONS
+from sab.parts.scorers import SCORERS, ScorerWeights
+from sab.parts.weightings import WEIGHTINGS
 from sab.state import Attention
-from sab.weightings import WEIGHTINGS
 
 
 def run(
@@ -128,7 +128,7 @@ def _score(h: Tensor, microstates: Tensor, keys: Tensor, scorer: ScorerWeights, 
         scores = config.scorer(microstates, h)
         given = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         if given != list(microstates.shape[:2]):
-            raise ValueMistake(
+            raise UserValueError(
                 f"scorer must map microstates {list(microstates.shape)} and h {list(h.shape)} to scores "
                 f"{list(microstates.shape[:2])}; it gave {given}.",
                 "scorer",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sab.scorers import ScorerWeights
+from sab.parts.scorers import ScorerWeights
 from sab.state import Attention
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sab.cells import CELLS
 from sab.config import SABConfig
 from sab.ops import operation
 from sab.ops.triton import small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
+from sab.parts.cells import CELLS
 
 LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""

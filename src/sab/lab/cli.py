@@ -1,0 +1,138 @@
+"""The command `sab`: finds the command that is meant, and tells what went wrong.
+
+What the user got wrong is told in one sentence on stderr, with exit status 2; a bug shows its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from sab import __version__
+from sab.errors import UserError, check_choice
+from sab.lab import doctor as diagnosis
+from sab.lab.commands.exits import DONE, INTERRUPTED, OUTPUT_CLOSED, USER_ERROR
+from sab.lab.extras import EXTRAS, missing
+
+
+def _say_missing(error: ModuleNotFoundError) -> int:
+    """Tells which extra would have installed a package; any other missing module is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error
+    print(f"sab: {missing(package)}", file=sys.stderr)
+    return USER_ERROR
+
+
+try:
+    from sab.lab.commands import datasets, experiments, machine, models, pictures, training
+    from sab.lab.commands.parsing import call, with_flag
+except ModuleNotFoundError as error:
+    sys.exit(diagnosis.main() if sys.argv[1:2] == ["doctor"] else _say_missing(error))
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": training.train,
+    "eval": models.evaluate_run,
+    "sample": models.sample,
+    "score": models.score,
+    "data": datasets.data_command,
+    "plot": pictures.plot,
+    "report": pictures.report,
+    "watch": pictures.watch,
+    "info": machine.info,
+    "doctor": machine.doctor,
+    "tasks": machine.tasks,
+    "demo": experiments.demo,
+    "bench": experiments.bench,
+    "reproduce": experiments.reproduce,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line, by default that of the process; gives the exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name may have what no encoding has
+            with contextlib.suppress(OSError):  # where something else was put in the stream's place
+                stream.reconfigure(errors="backslashreplace")
+    try:
+        status = _dispatch(arguments)
+        print(end="", flush=True)
+        return status
+    except UserError as mistake:
+        print(f"sab: {with_flag(mistake)}", file=sys.stderr)
+        return USER_ERROR
+    except ModuleNotFoundError as error:
+        return _say_missing(error)
+    except (MemoryError, RuntimeError, TypeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        advice = "make --hidden-size, --batch-size, --length or --k-top smaller"
+        print(f"sab: there is not enough memory; {advice}.", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("sab: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # of which rich makes an exit
+            return OUTPUT_CLOSED
+        raise
+    except OSError as error:
+        return _say_refused(error) if error.filename is not None else _say_unheard(error)
+
+
+def _say_refused(error: OSError) -> int:
+    """Tells which file or folder the system refused, as one that is closed to this user."""
+    print(f"sab: {error.filename!r} must be there and open to you; it is not: {error.strerror}.", file=sys.stderr)
+    return USER_ERROR
+
+
+def _say_unheard(error: OSError) -> int:
+    """Tells why stdout takes no more, as on a full disk; nothing where its reader went away, as `head` does."""
+    try:
+        print(flush=True)  # if it is stdout that failed, it fails again
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+        if isinstance(error, BrokenPipeError):
+            return OUTPUT_CLOSED
+        print(f"sab: stdout must be a place that can be written to; it is not: {error.strerror}.", file=sys.stderr)
+        return USER_ERROR
+    raise error
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: sab COMMAND [OPTIONS]\n")
+        for name, command in COMMANDS.items():
+            print(f"  {name:10}{(command.__doc__ or '').splitlines()[0]}")
+        print("\n`sab COMMAND --help` shows a command's options, `sab --version` the version.")
+        return DONE if arguments else USER_ERROR
+    name, *rest = arguments
+    if name == "--version":
+        print(f"sab {__version__}")
+        return DONE
+    check_choice("command", name, COMMANDS)
+    if name == "train":
+        return training.train(rest)
+    if name == "data":
+        return datasets.data_command(rest)
+    command, called = COMMANDS[name], f"sab {name}"
+    if name == "plot" and rest and rest[0] in pictures.PLOTS:  # the run in a folder of this name is ./bench
+        command, called, rest = pictures.PLOTS[rest[0]], f"sab plot {rest[0]}", rest[1:]
+    return call(command, rest, called)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error is torch's or Python's way to say that a tensor is too large; torch has several."""
+    words = (
+        "allocate memory",
+        "not enough memory",
+        "out of memory",
+        "calculation overflowed",
+        "multiplication overflow",
+    )
+    told = str(error)
+    return isinstance(error, MemoryError) or any(word in told for word in (*words, "Overflow when unpacking"))

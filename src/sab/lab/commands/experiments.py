@@ -1,0 +1,204 @@
+"""`sab demo`, `bench` and `reproduce`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from sab.errors import UserValueError, check_float, check_int
+from sab.lab.commands.exits import DONE, FAILED, INTERRUPTED
+from sab.lab.commands.parsing import parse_seeds
+from sab.lab.files import writing
+from sab.lab.training.config import Device, resolve_device
+
+
+def demo(out: Path | None = None, seed: int = 0) -> int:
+    """Train SAB and truncated backpropagation side by side on a problem that only one of them can learn.
+
+    Args:
+        out: Folder for the two runs and the pictures; None means runs/demo-seed<seed>.
+        seed: What the data and the initial weights depend on.
+    """
+    from sab.lab.experiments.demo import demo as run_demo  # matplotlib takes a while to import
+
+    folder = Path(f"runs/demo-seed{seed}") if out is None else out
+    results = run_demo(folder, seed, console=Console())
+    if any(result.status == "interrupted" for result in results.values()):
+        print(f"Interrupted. Go on with: sab demo --out {shlex.quote(str(folder))} --seed {seed}")
+        return INTERRUPTED
+    print(f"Pictures: {folder / 'attention.png'}, {folder / 'curves.png'}")
+    print(f"Runs: {folder / 'sab'}, {folder / 'tbptt'}")
+    return DONE
+
+
+def bench(
+    cases: Annotated[str | None, tyro.conf.arg(metavar="{None}|CASE,CASE,...")] = None,
+    device: Device = "auto",
+    minutes: float | None = None,
+    seconds: float | None = None,
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    jobs: int | None = None,
+    compiled_steps: int = 32,
+    commit: str | None = None,
+) -> int:
+    """Measure the layer beside torch.nn.LSTM of the same size.
+
+    Args:
+        cases: Which cases, as in A,B; None means those that were chosen for the device.
+        device: Where to measure; auto takes CUDA where there is one.
+        minutes: After so many minutes nothing further is begun; None sets no limit.
+        seconds: How long each measurement goes on; None means 0.25 on a GPU and 2 elsewhere.
+        output: File for the records as JSON lines, written anew after each of them; None writes none.
+        quick: Tiny sizes and few repeats, to see that it works.
+        jobs: How many processes compile kernels ahead on a GPU; None means as many as there are cores, up to 12.
+        compiled_steps: Length of the sequence with which torch.compile of the reference is measured.
+        commit: What the records give as the commit; None means that of the checkout that the code is in.
+    """
+    from sab.lab.experiments import bench as benchmark
+    from sab.lab.experiments.progress import Bar
+    from sab.lab.report import performance
+
+    where = resolve_device(device)
+    names = benchmark.default_cases(where) if cases is None else [name.strip() for name in cases.split(",")]
+    if seconds is None:
+        seconds = 0.25 if where.type == "cuda" else 2.0
+    check_float("seconds", seconds, above=0)
+    deadline = None if minutes is None else time.monotonic() + 60 * check_float("minutes", minutes, above=0)
+    jobs = min(os.cpu_count() or 1, 12) if jobs is None else check_int("jobs", jobs, 0)
+    chosen = benchmark.rows(names, where, check_int("compiled_steps", compiled_steps, 1), quick)
+    if output is not None:
+        with writing(output, "output"):
+            output.parent.mkdir(parents=True, exist_ok=True)
+    records: list[dict[str, Any]] = []
+    console = Console()
+    with Bar(console, len(chosen)) as bar:
+        for record in benchmark.bench(chosen, where, 0.001 if quick else seconds, deadline, jobs, bar.begin):
+            record["commit"] = commit or record["commit"]
+            records.append(record)
+            bar.end(performance.line(record))
+            if output is not None:
+                benchmark.save(records, output)
+    if any(record["kind"] != "context" for record in records):
+        console.width = console.width if console.is_terminal else 120
+        console.print(performance.table(records))
+    for sentence in performance.summary(records):
+        console.print(sentence, soft_wrap=True, highlight=False)
+    left = len(chosen) - len(records)
+    if left:
+        first = chosen[len(records)].label
+        print(f"The time was over before {left} of {len(chosen)} rows were begun, the first of them {first}.")
+    if output is not None:
+        print(f"Records: {output}")
+    return DONE
+
+
+def reproduce(
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TASK ...]")] = (),
+    rows: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATTERN,PATTERN,...")] = None,
+    paper: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    seeds: Annotated[str, tyro.conf.arg(metavar="SEED,SEED,...")] = "0,1,2",
+    minutes: float | None = None,
+    iterations: int | None = None,
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs/reproduce"),
+    results: Path = Path("results"),
+    device: Device = "auto",
+    together: int | None = None,
+    data_dir: Path | None = None,
+    commit: str | None = None,
+    on: Literal["ray"] | None = None,
+    address: str | None = None,
+    show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
+    status: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    report: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> int:
+    """Train every row of the paper's tables, and show the paper's numbers beside ours.
+
+    Args:
+        tasks: Whose tables; none means all that there are.
+        rows: Which rows, by patterns of their ids as in 'copying-100-*'; None means all. --list shows the ids.
+        paper: The paper's own rows alone, those of SAB as we train it: no further readings, controls, cells or lengths.
+        seeds: The seeds of each row, as in 0,1,2.
+        minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
+        iterations: How many iterations each row has; None means as many as its table says.
+        out: Folder for the runs, which are skipped or continued where they are there already.
+        results: Folder for the records, one JSON line a run in a file for each task, and one a call in calls.jsonl.
+        device: Where to train; auto takes CUDA where there is one.
+        together: How many runs take turns, or with --on ray share a GPU; None means 8 on a GPU, which one leaves
+            mostly idle, and 1 elsewhere. Runs with a hidden size above 128 have it to themselves.
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
+        commit: What the records give as the commit; None means that of the checkout that the code is in.
+        on: Where the runs are tasks: ray is a Ray cluster, whose machines share the folders --out and --data-dir; None
+            trains in this process.
+        address: That of the cluster, as in 10.0.0.1:6379, or auto for the one that this machine is part of; None means
+            RAY_ADDRESS or, without one, a local cluster that is started and ended by this command.
+        show_list: Show the rows with the paper's values, and train nothing.
+        status: Show what has ended, is under way or left, and train nothing.
+        report: Make docs/results.md, the README's table and the figures from the records, and train nothing.
+    """
+    from sab.lab.experiments import reproduce as runner
+    from sab.lab.experiments.tables import find
+    from sab.lab.report import results as tables
+
+    chosen = find(tasks, None if rows is None else [pattern.strip() for pattern in rows.split(",")], paper)
+    numbers = parse_seeds(seeds)
+    if show_list:
+        print("\n".join(tables.listing([row.on(data_dir) for row in chosen])))
+        return DONE
+    if status:
+        standings = runner.standings(runner.jobs_of(chosen, numbers, out, iterations, device, data_dir), results)
+        print("\n".join(tables.standing_lines(standings)))
+        return DONE
+    if report:
+        return _report(results)
+    if address is not None and on is None:
+        raise UserValueError(f"address must be given together with --on ray; got {address!r} alone.", "address")
+    options = minutes, iterations, device, together, commit, data_dir, Console()
+    if on is None:
+        outcome = runner.reproduce(chosen, numbers, out, results, *options)
+    else:
+        from sab.lab.experiments.cluster import reproduce_on_ray
+
+        outcome = reproduce_on_ray(chosen, numbers, out, results, *options, address)
+    for label, sentence in outcome.failed.items():
+        print(f"sab: {label} failed: {sentence}", file=sys.stderr)
+    if outcome.left:
+        given = {"rows": rows, "seeds": seeds, "minutes": minutes, "iterations": iterations, "out": out}
+        given |= {"results": results, "device": device, "together": together, "data-dir": data_dir, "commit": commit}
+        given |= {"on": on, "address": address}
+        words = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
+        words += ["--paper"] if paper else []
+        total = len(chosen) * len(numbers)
+        print(f"{len(outcome.left)} of {total} runs are not at their end, the first of them {outcome.left[0].label}.")
+        print(f"Go on with: {shlex.join(['sab', 'reproduce', *tasks, *words])}")
+    else:
+        print(f"All {len(chosen) * len(numbers)} runs are at their end; their records are in {results}.")
+    if outcome.was_interrupted:
+        return INTERRUPTED
+    return FAILED if outcome.failed else DONE
+
+
+def _report(results: Path) -> int:
+    """Renews the tables and the figures of the repository in the current folder."""
+    from sab.lab.experiments import calls
+    from sab.lab.report import figures, pages  # matplotlib takes a while to import
+    from sab.lab.report import results as tables
+
+    read, made = tables.load(results), calls.load(results)
+    images = Path("docs/images")
+    pages.renew(Path("docs/results.md"), "results", tables.page_part(read, "images", made))
+    pages.renew(Path("README.md"), "results", tables.readme_part(read, made))
+    print("docs/results.md\nREADME.md")
+    with writing(images):
+        images.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.of_results(read).items():
+        figures.save(figure, images / name)
+        print(images / name)
+    return DONE

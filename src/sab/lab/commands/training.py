@@ -1,0 +1,159 @@
+"""`sab train`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+import tyro
+from rich.console import Console
+
+from sab.errors import UserValueError, check_choice
+from sab.lab.commands.exits import DIVERGED, DONE
+from sab.lab.commands.parsing import parse, parse_seeds
+from sab.lab.models import ModelConfig
+from sab.lab.tasks import TASKS, Task
+from sab.lab.training import Run, RunConfig, TrainConfig, distributed
+from sab.lab.training import train as train_model
+from sab.lab.training import train_seeds as train_models
+from sab.lab.training.interrupt import Interrupt
+from sab.lab.training.loop import seed_folder
+from sab.lab.training.progress import progress_for, progress_for_each, show_headline
+from sab.lab.training.run import Result
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+@dataclass(frozen=True)
+class TrainOptions(Generic[TaskT]):
+    """Train a model on a task into a folder: configuration, metrics, checkpoint, result."""
+
+    task: TaskT
+    model: ModelConfig
+    training: TrainConfig
+    seeds: Annotated[str | None, tyro.conf.arg(metavar="{None}|SEED,SEED,...")] = None
+    """Several seeds at once instead of --seed, as in 0,1,2: a run for each, in folders seed-0, seed-1, ... below that
+    of --out. They take turns; on a GPU, which one small run leaves mostly idle, they share it."""
+    out: Path | None = None
+    """Folder of the run; None makes a name below runs/ from the options."""
+    resume: bool = False
+    """Go on with the run in that folder, or with those of all --seeds; options that are not given are then the run's
+    own."""
+
+    @property
+    def config(self) -> RunConfig:
+        return RunConfig(self.task, self.model, self.training)
+
+    @property
+    def folder(self) -> Path:
+        if self.out is not None:
+            return self.out
+        return self.config.default_out() if self.seeds is None else self.config.default_out_of_seeds()
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a model on a task."""
+    names = ", ".join(TASKS)
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: sab train TASK [OPTIONS]\n\nTASK is one of {names}; `sab train TASK --help` shows its options.")
+        return DONE
+    if not arguments:
+        raise UserValueError(f"task must be one of {names}; got none.", "task")
+    name, *rest = arguments
+    check_choice("task", name, TASKS)
+    options = _parse_training(name, rest, RunConfig.default(TASKS[name]()))
+    seeds = None if options.seeds is None else parse_seeds(options.seeds)
+    if seeds is not None and any(re.match(r"--seed(=|$)", argument) for argument in rest):
+        raise UserValueError("seeds must not be given together with --seed; got both.", "seeds")
+    if options.resume:
+        first = options.folder if seeds is None else seed_folder(options.folder, seeds[0])
+        stored = Run.open(first, "out").config
+        if name != stored.task.name:
+            where = str(first)
+            raise UserValueError(f"task must be {stored.task.name!r} to resume {where!r}; got {name!r}.", "task")
+        options = replace(_parse_training(name, rest, stored), out=options.folder)
+    if seeds is not None:
+        return _train_seeds(name, options, seeds)
+    with contextlib.ExitStack() as silence:
+        if not distributed.speaks():
+            silence.enter_context(contextlib.redirect_stdout(silence.enter_context(open(os.devnull, "w"))))
+        return _train_one(name, options)
+
+
+def _train_one(name: str, options: TrainOptions) -> int:
+    label = f"{options.task.title} {options.model.method}"
+    interrupt = Interrupt()
+    goes_on = distributed.was_restarted() and (options.folder / "config.json").is_file()
+    result = train_model(
+        options.task,
+        options.model,
+        options.training,
+        options.folder,
+        options.resume or goes_on,
+        progress_for(Console(), label),
+        interrupt,
+    )
+    print(f"{result.message[0].upper()}{result.message[1:]}")
+    if result.status == "interrupted":
+        print(f"Resume with: sab train {name} --out {shlex.quote(str(options.folder))} --resume")
+        return interrupt.exit_status
+    print(_on_unseen_data(options.task, result))
+    print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
+    return DIVERGED if result.status == "diverged" else DONE
+
+
+def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
+    labels = [f"{options.task.title} {options.model.method} seed {seed}" for seed in seeds]
+    interrupt = Interrupt()
+    results = train_models(
+        options.task,
+        options.model,
+        options.training,
+        seeds,
+        options.folder,
+        options.resume,
+        progress_for_each(Console(), labels),
+        interrupt,
+    )
+    for seed, result in results.items():
+        print(f"Seed {seed}: {_outcome(options.task, result)}")
+    statuses = {result.status for result in results.values()}
+    out = shlex.quote(str(options.folder))
+    if "interrupted" in statuses:
+        print(f"Resume with: sab train {name} --out {out} --seeds {','.join(map(str, seeds))} --resume")
+        return interrupt.exit_status
+    first = shlex.quote(str(seed_folder(options.folder, seeds[0])))
+    print(f"The runs are in {options.folder}; see the first with: sab plot {first}")
+    return DIVERGED if "diverged" in statuses else DONE
+
+
+def _outcome(task: Task, result: Result) -> str:
+    if result.status == "interrupted":
+        return result.message
+    return f"{result.message} {_on_unseen_data(task, result)}"
+
+
+def _on_unseen_data(task: Task, result: Result) -> str:
+    weights = "" if result.best_at is None else f", by the weights of iteration {result.best_at}"
+    return f"On unseen data{weights}: {show_headline(task.headline, result.metrics)}{_in_brackets(task)}."
+
+
+def _in_brackets(task: Task) -> str:
+    return f" ({task.title})" if task.title != task.name else ""
+
+
+def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:
+    """The options, where those that are not given are as in `default`."""
+    return parse(
+        TrainOptions[type(default.task)],
+        arguments,
+        prog=f"sab train {name}",
+        default=TrainOptions(default.task, default.model, default.training),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )

@@ -1,0 +1,273 @@
+"""The folder that data sets lie in: looking for them there, and getting them into it.
+
+Every content is compared with its checksum each time that it is read. What does not agree is never used: `load` tells
+of it, and `get` puts it aside under a name that ends in .broken before it gets the file again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from sab.errors import UserTypeError, UserValueError, check_choice
+from sab.lab.data import formats
+from sab.lab.data.formats import Unreadable
+from sab.lab.data.sources import DATASETS, DataFile, Dataset
+from sab.lab.files import replacing, writing
+
+VARIABLE = "SAB_DATA"
+TIMEOUT = 30.0
+"""Seconds after which a source that says nothing is given up."""
+Heard = Callable[[DataFile, int, int | None], None]
+"""Is told how many bytes of a file have come, and of how many if that is known."""
+
+
+def folder_of(data_dir: Path | str | None = None) -> Path:
+    """The folder of all data: the one given, or the environment's SAB_DATA, or one in the user's cache."""
+    if data_dir is not None:
+        if not isinstance(data_dir, Path | str):
+            raise UserTypeError(f"data_dir must be a path; got {data_dir!r}.", "data_dir")
+        return Path(data_dir)
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "sab" / "data"
+
+
+def versions(folder: str) -> list[Dataset]:
+    """The data sets that the command line knows by one name, the best first."""
+    return [dataset for dataset in DATASETS.values() if dataset.folder == folder]
+
+
+def folders() -> list[str]:
+    """What the command line calls the data sets."""
+    return list(dict.fromkeys(dataset.folder for dataset in DATASETS.values()))
+
+
+def load(name: str, data_dir: Path | str | None = None) -> tuple[bytes, ...]:
+    """The contents of a data set's files, in their order, each as its checksum says."""
+    return _load(DATASETS[check_choice("name", name, DATASETS)], folder_of(data_dir))
+
+
+def has(name: str, data_dir: Path | str | None = None) -> bool:
+    """Whether all files of a data set are there, whole or not."""
+    dataset = DATASETS[check_choice("name", name, DATASETS)]
+    return all(_find(folder_of(data_dir) / dataset.folder, file) for file in dataset.files)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(dataset: Dataset, folder: Path) -> tuple[bytes, ...]:
+    return tuple(_load_file(dataset, file, folder) for file in dataset.files)
+
+
+def _load_file(dataset: Dataset, file: DataFile, folder: Path) -> bytes:
+    path = _find(folder / dataset.folder, file)
+    if path is None:
+        where = str(folder / dataset.folder)
+        told = f"{file.name!r} is not in {where!r}: get it with: sab data get {dataset.folder}"
+        raise UserValueError(f"data_dir must hold {dataset.name}; {told}.", "data_dir")
+    try:
+        content = formats.read(path, file.size)
+        _check(file, content)
+    except Unreadable as trouble:
+        advice = f"get it again with: sab data get {dataset.folder}"
+        raise UserValueError(f"{str(path)!r} must be {file.name} of {dataset.name}; {trouble}: {advice}.") from trouble
+    return content
+
+
+def state_of(dataset: Dataset, folder: Path) -> tuple[bool, str]:
+    """Whether a data set is there and whole, and what is to be told of it."""
+    missing = [file.name for file in dataset.files if _find(folder / dataset.folder, file) is None]
+    if len(missing) == len(dataset.files):
+        return False, "not here"
+    if missing:
+        return False, f"incomplete: {', '.join(missing)} missing"
+    for file in dataset.files:
+        path = _find(folder / dataset.folder, file)
+        assert path is not None
+        try:
+            _check(file, formats.read(path, file.size))
+        except Unreadable as trouble:
+            return False, f"broken: {path.name}: {trouble}"
+    return True, "here, as its checksums say"
+
+
+def get(
+    folder: str, data_dir: Path | str | None = None, source: Path | str | None = None, heard: Heard | None = None
+) -> tuple[Dataset, list[Path]]:
+    """Brings a data set into the folder of all data; gives the version that it is and the paths of its files.
+
+    It comes from `source`, a folder or an archive or, for a data set of one file, that file; or from the public.
+    What is there and whole already is left as it is.
+    """
+    check_choice("name", folder, folders())
+    target = folder_of(data_dir) / folder
+    chosen = versions(folder)
+    if source is None:
+        dataset, read = chosen[0], functools.partial(_download, heard=heard or _keep_to_oneself)
+        for version in chosen:
+            if all(_is_whole(target, file) for file in version.files):
+                dataset = version
+                break
+    else:
+        origin = Path(source)
+        dataset, read = _version_in(origin, chosen), functools.partial(_from_local, origin)
+    paths: list[Path] = []
+    with writing(target, "data_dir"):
+        target.mkdir(parents=True, exist_ok=True)
+    for file in dataset.files:
+        if not _is_whole(target, file):
+            _put_aside(_find(target, file))
+            content = read(dataset, file, target)
+            with replacing(target / file.name, "data_dir") as temporary:
+                temporary.write_bytes(content)
+        found = _find(target, file)
+        assert found is not None
+        paths.append(found)
+    _load.cache_clear()
+    return dataset, paths
+
+
+def _find(folder: Path, file: DataFile) -> Path | None:
+    """Where a file lies, plain or packed."""
+    for name in file.names:
+        for suffix in ("", *formats.PACKED):
+            path = folder / (name + suffix)
+            if path.is_file():
+                return path
+    return None
+
+
+def _is_whole(folder: Path, file: DataFile) -> bool:
+    path = _find(folder, file)
+    try:
+        if path is not None:
+            _check(file, formats.read(path, file.size))
+    except Unreadable:
+        return False
+    return path is not None
+
+
+def _check(file: DataFile, content: bytes) -> None:
+    if len(content) != file.size:
+        raise Unreadable(f"it holds {len(content):,} bytes and not {file.size:,}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256:
+        raise Unreadable(f"its SHA-256 is {digest} and not {file.sha256}")
+
+
+def _put_aside(path: Path | None) -> None:
+    """Keeps a file that is not whole under a name that nobody looks for."""
+    if path is not None:
+        with writing(path, "data_dir"):
+            os.replace(path, path.with_name(f"{path.name}.broken"))
+
+
+def _version_in(source: Path, chosen: list[Dataset]) -> Dataset:
+    """The first version of a data set that a local source has a file of."""
+    if not source.exists():
+        raise UserValueError(f"from {str(source)!r} must be a folder or an archive; there is no such file.", "from")
+    for dataset in chosen:
+        if any(_holds(source, dataset, file) for file in dataset.files):
+            return dataset
+    wanted = " or ".join(", ".join(file.name for file in dataset.files) for dataset in chosen)
+    packed = "plain or as .gz or .xz, in a folder, a .zip or a .tar.gz"
+    raise UserValueError(f"from {str(source)!r} must hold {wanted}, {packed}; it holds none of them.", "from")
+
+
+def _holds(source: Path, dataset: Dataset, file: DataFile) -> bool:
+    if source.is_dir():
+        return _find(source, file) is not None or _find(source / dataset.folder, file) is not None
+    if formats.is_archive(source):
+        try:
+            return not formats.names_in_archive(source).isdisjoint(file.names)
+        except Unreadable as trouble:
+            raise UserValueError(f"from {str(source)!r} must be an archive; {trouble}.", "from") from trouble
+    return formats.plain_name(source.name) in file.names
+
+
+def _from_local(source: Path, dataset: Dataset, file: DataFile, target: Path) -> bytes:
+    """The content of a file from the user's own folder or archive."""
+    path: Path | None = source
+    try:
+        if source.is_dir():
+            path = _find(source, file) or _find(source / dataset.folder, file)
+            content = None if path is None else formats.read(path, file.size)
+        elif formats.is_archive(source):
+            content = formats.read_from_archive(source, file.names, file.size)
+        else:
+            content = formats.read(source, file.size) if formats.plain_name(source.name) in file.names else None
+        if content is None:
+            raise UserValueError(f"from {str(source)!r} must hold {file.name} too; it does not.", "from")
+        _check(file, content)
+    except Unreadable as trouble:
+        raise UserValueError(
+            f"from {str(path)!r} must hold {file.name} of {dataset.name}; {trouble}, so it was not used.", "from"
+        ) from trouble
+    return content
+
+
+def _download(dataset: Dataset, file: DataFile, target: Path, heard: Heard) -> bytes:
+    """The content of a file from the first public source that has it."""
+    troubles: list[str] = []
+    for url in file.urls:
+        name = url.rpartition("/")[2]
+        with writing(target, "data_dir"):
+            descriptor, partial = tempfile.mkstemp(prefix=".", suffix=f".part-{name}", dir=target)
+            os.close(descriptor)
+        path = Path(partial)
+        try:
+            _fetch(url, path, file, heard)
+            if formats.is_archive(path):
+                content = formats.read_from_archive(path, file.names, file.size)
+                if content is None:
+                    raise Unreadable(f"it holds no {file.name}")
+            else:
+                content = formats.read(path, file.size)
+            _check(file, content)
+            return content
+        except Unreadable as trouble:
+            broken = target / f"{name}.broken"
+            with writing(broken, "data_dir"):
+                os.replace(path, broken)
+            troubles.append(f"what {url} gave is not it ({trouble}; kept as {str(broken)!r})")
+        except (OSError, HTTPException) as error:
+            reason = error.reason if isinstance(error, URLError) else error
+            troubles.append(f"{url} cannot be reached ({reason})")
+        finally:
+            path.unlink(missing_ok=True)
+    missing = ", ".join(other.name for other in dataset.files if not _is_whole(target, other))
+    raise UserValueError(
+        f"{file.name} of {dataset.name} could not be got: {', '.join(troubles) or 'it has no public source'}; put "
+        f"{missing}, plain or as .gz or .xz, into {str(target)!r}, or give a folder or an archive with --from."
+    )
+
+
+def _fetch(url: str, path: Path, file: DataFile, heard: Heard) -> None:
+    """Writes what is at an address into a file, as long as it is not larger than the content that is to come of it."""
+    most = file.size + 2**20
+    with urlopen(Request(url, headers={"User-Agent": "sab"}), timeout=TIMEOUT) as response, path.open("wb") as out:
+        length = response.headers.get("Content-Length")
+        total = int(length) if length and length.isdecimal() else None
+        come = 0
+        while chunk := response.read(formats.CHUNK):
+            come += len(chunk)
+            if come > most:
+                raise Unreadable(f"it is larger than {most:,} bytes")
+            out.write(chunk)
+            heard(file, come, total)
+    if total is not None and come != total:
+        raise Unreadable(f"{come:,} of its {total:,} bytes came")
+
+
+def _keep_to_oneself(*_: Any) -> None:
+    """Hears of a download and tells nobody."""

@@ -1,0 +1,273 @@
+"""What `sab doctor` finds: what is here, whether it works, and what is wrong, in one sentence each.
+
+A check is a function that gives findings, and what it raises is a finding too: nothing that is broken keeps the others
+from being told. Beyond torch and numpy nothing is imported before a check is about it, so that this works without any
+extra, as plain lines where there is no rich.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sab import __version__
+from sab.lab import data
+from sab.lab.extras import EXTRAS, missing
+from sab.layers import SABLSTM
+from sab.ops import dispatch
+
+State = Literal["works", "lacking", "broken"]
+MARKS: dict[State, tuple[str, str, str]] = {
+    "works": ("✓", "ok", "green"),
+    "lacking": ("–", "-", "yellow"),
+    "broken": ("✗", "!!", "bold red"),
+}
+"""How each state is shown: a mark, the same in ASCII, and a colour."""
+RUNS = Path("runs")
+NEEDED = "train"
+"""The extra without which there is no command line."""
+ABSENT = "not here"
+"""What the store says of a data set of which it has no file."""
+TOLERANCE = 5e-3
+"""How far a backend may be from the reference, as a fraction of its numbers; that is the rounding of TF32."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one thing."""
+
+    about: str
+    """The kind of thing: versions, devices, backends, data, folders."""
+    name: str
+    state: State
+    """Whether it works, is lacking, which nothing depends on, or is broken."""
+    told: str
+    """Its version, or what there is to say of it, in a sentence where it does not work."""
+
+
+def examine(out: Path = RUNS, data_dir: Path | None = None) -> Iterator[Finding]:
+    """All findings, each as soon as it is known."""
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "versions": _versions,
+        "devices": _devices,
+        "backends": _backends,
+        "data": partial(_data, data_dir),
+        "folders": partial(_folders, out, data_dir),
+    }
+    for about, check in checks.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield from check()
+        except Exception as error:
+            yield Finding(about, about, "broken", _sentence(error))
+
+
+def main(out: Path = RUNS, data_dir: Path | None = None) -> int:
+    """Shows all findings; 0 where everything that must work works, else 1."""
+    findings = list(examine(out, data_dir))
+    try:
+        _show_table(findings)
+    except ImportError:
+        _show_lines(findings)
+    broken = [finding.name for finding in findings if finding.state == "broken"]
+    verdict = f"Broken: {', '.join(broken)}." if broken else "All that must work works."
+    sys.stdout.write(f"{verdict}\n")
+    return 1 if broken else 0
+
+
+# What is shown
+
+
+def _mark(state: State) -> str:
+    mark, plain, _ = MARKS[state]
+    try:
+        mark.encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return plain
+    return mark
+
+
+def _show_table(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    console.width = console.width if console.is_terminal else 120
+    table = Table(show_header=False)
+    about = ""
+    for finding in findings:
+        if finding.about != about:
+            table.add_section()
+        group, about = "" if finding.about == about else finding.about, finding.about
+        mark = Text(_mark(finding.state), style=MARKS[finding.state][2])
+        table.add_row(group, mark, Text(finding.name), Text(finding.told))
+    console.print(table)
+
+
+def _show_lines(findings: list[Finding]) -> None:
+    for finding in findings:
+        sys.stdout.write(f"{_mark(finding.state):2} {finding.about}: {finding.name}: {finding.told}\n")
+
+
+def _sentence(error: Exception) -> str:
+    """An error in one line."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:300] if first else type(error).__name__
+
+
+# What is looked at
+
+
+def _versions() -> Iterator[Finding]:
+    for name, version in (
+        ("python", platform.python_version()),
+        ("sab", __version__),
+        ("torch", torch.__version__),
+        ("numpy", np.__version__),
+    ):
+        yield Finding("versions", name, "works", str(version))
+    yield _package("triton", "triton is missing, so there are no kernels for NVIDIA GPUs.", "lacking")
+    for package, extra in EXTRAS.items():
+        state = "broken" if extra == NEEDED else "lacking"
+        yield _package(package, f"{missing(package)}.", state)
+
+
+def _package(name: str, advice: str, state_without: State) -> Finding:
+    """Whether a package can be imported, and its version."""
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return Finding("versions", name, state_without, advice)
+        return Finding("versions", name, "broken", f"{name} cannot be imported: {_sentence(error)}.")
+    except Exception as error:
+        return Finding("versions", name, "broken", f"{name} cannot be imported: {_sentence(error)}.")
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = str(getattr(module, "__version__", "here"))
+    return Finding("versions", name, "works", version)
+
+
+def _devices() -> Iterator[Finding]:
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    yield Finding("devices", "cpu", "works", f"{platform.processor() or platform.machine()}, {cores}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        is_available = torch.cuda.is_available()
+    if torch.version.cuda is None:
+        yield Finding("devices", "cuda", "lacking", f"torch {torch.__version__} is built without CUDA.")
+    elif not is_available:
+        state = "broken" if caught else "lacking"  # without a driver there is nothing to warn of
+        why = str(caught[0].message).strip().splitlines()[0] if caught else "there is no device"
+        yield Finding("devices", "cuda", state, f"torch is built for CUDA {torch.version.cuda}, but {why}.")
+    for number in range(torch.cuda.device_count() if is_available else 0):
+        properties = torch.cuda.get_device_properties(number)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        told = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
+        yield Finding("devices", f"cuda:{number}", "works", told)
+
+
+def _backends() -> Iterator[Finding]:
+    """A tiny layer forward and backward on each backend, beside the reference in float64."""
+    expected = _trial("reference", "cpu", torch.float64)
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    places = {"reference": kinds, "cpu": ("cpu",), "triton": kinds[-1:]}
+    for name, (usable, told) in dispatch.here().items():
+        if not usable:
+            yield Finding("backends", name, "lacking", f"It cannot be used, so the reference does its work: {told}.")
+            continue
+        for place in places[name]:
+            yield _judge(name, place, told, expected)
+
+
+def _judge(name: str, place: str, told: str, expected: list[Tensor]) -> Finding:
+    """Whether a backend on a device gives what is expected."""
+    label = f"{name} on {place}"
+    try:
+        found = _trial(name, place, torch.float32)
+    except Exception as error:
+        return Finding("backends", label, "broken", f"It fails: {_sentence(error)}.")
+    error = max(map(_distance, found, expected))
+    if not error <= TOLERANCE:
+        sentence = f"It differs from the reference in float64 by {error:.1e} ({told})."
+        return Finding("backends", label, "broken", sentence)
+    return Finding("backends", label, "works", f"{told}; within {error:.0e} of the reference in float64")
+
+
+def _trial(backend: str, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """Outputs and gradients of a tiny layer, as float64 on the CPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = SABLSTM(3, 8, k_top=2, k_att=2, k_trunc=3, backend=backend).to(device, dtype)
+        x = torch.randn(9, 2, 3).to(device, dtype).requires_grad_()
+    output, _ = layer(x)
+    output.square().sum().backward()
+    gradients = [tensor.grad for tensor in (x, *layer.parameters())]
+    return [tensor.detach().cpu().double() for tensor in (output, *gradients) if tensor is not None]
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """The norm of the difference beside that of what is expected."""
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-12))
+
+
+def _data(data_dir: Path | None) -> Iterator[Finding]:
+    folder = data.folder_of(data_dir)
+    states = {name: data.state_of(dataset, folder) for name, dataset in data.DATASETS.items()}
+    have = {_folder_of(name) for name, (is_whole, _) in states.items() if is_whole}
+    for name, (is_whole, told) in states.items():
+        if is_whole:
+            yield Finding("data", name, "works", told)
+        elif told != ABSENT:
+            yield Finding("data", name, "broken", f"{told}: get it again with: sab data get {_folder_of(name)}.")
+        elif _folder_of(name) not in have:  # else another version of it is here
+            yield Finding("data", name, "lacking", f"{told}: get it with: sab data get {_folder_of(name)}.")
+
+
+def _folder_of(dataset: str) -> str:
+    return data.DATASETS[dataset].folder
+
+
+def _folders(out: Path, data_dir: Path | None) -> Iterator[Finding]:
+    yield _folder("runs", out, "broken", "so no run can be kept there")
+    yield _folder("data", data.folder_of(data_dir), "lacking", "so `sab data get` can put nothing there")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    yield _folder("CPU kernels", cache / "sab", "lacking", "so they cannot be compiled")
+    if importlib.util.find_spec("triton") is not None:
+        home = Path(os.environ.get("TRITON_HOME") or Path.home())
+        kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+        yield _folder("GPU kernels", kernels, "lacking", "so they cannot be compiled")
+
+
+def _folder(name: str, path: Path, state_without: State, consequence: str) -> Finding:
+    """Whether a folder can be written to or, where there is none, be made; nothing is left there."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"sab")
+            file.flush()
+        free = shutil.disk_usage(existing).free / 2**30
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return Finding("folders", name, state_without, f"{str(path)!r} cannot be written to, {consequence}: {reason}.")
+    yet = "" if path.exists() else ", yet to be made"
+    return Finding("folders", name, "works", f"{path}, {free:.1f} GiB free{yet}")

@@ -1,0 +1,156 @@
+"""What a person sees of a benchmark, or of the tables' runs, while they run."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from sab.lab.tasks import Headline
+from sab.lab.training import progress as training_progress
+
+HEARTBEAT = 30.0
+"""Seconds after which runs under way are told of again where there is no terminal."""
+
+
+class Bar:
+    """A line for every row that is measured and, on a terminal, a bar that tells which one is being."""
+
+    def __init__(self, console: Console, rows: int):
+        self._console = console
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._bar = self._bars.add_task("starting", total=rows)
+
+    def __enter__(self) -> Bar:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def begin(self, what: str) -> None:
+        """Something is being measured, or prepared."""
+        self._bars.update(self._bar, description=what)
+        self._bars.refresh()
+
+    def end(self, line: str) -> None:
+        """It was, and this is what came of it."""
+        self._bars.advance(self._bar)
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+class Board:
+    """Many runs, of which a few are under way: how many have ended and how far each of those few is.
+
+    On a terminal that is a bar for all and one for each run; elsewhere a line when a run begins or ends and, every
+    HEARTBEAT seconds, one for each that is under way.
+    """
+
+    def __init__(self, console: Console, total: int):
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("[cyan]{task.fields[told]}"),
+            TimeElapsedColumn(),
+        )
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._all = self._bars.add_task("[bold]runs", total=total, told="")
+        self._ended: set[str] = set()
+        self._total = total
+        self._going: dict[str, RunProgress] = {}
+        self._told_at = time.monotonic()
+
+    def __enter__(self) -> Board:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def progress_of(self, label: str) -> training_progress.Progress:
+        """What a run that is about to begin reports to."""
+        self._going[label] = RunProgress(self, self._bars, label)
+        return self._going[label]
+
+    def has(self, label: str) -> bool:
+        """Whether a run is under way."""
+        return label in self._going
+
+    def going(self, label: str) -> training_progress.Progress:
+        """What a run that is under way reports to."""
+        return self._going[label]
+
+    def begin(self, line: str) -> None:
+        """A run begins or goes on."""
+        if not self._console.is_terminal:
+            self.say(line)
+
+    def skip(self, label: str) -> None:
+        """A run had ended before."""
+        self._ended.add(label)
+        self._bars.update(self._all, completed=len(self._ended))
+
+    def end(self, label: str, line: str) -> None:
+        """A run came to its end, or failed, and this is what came of it."""
+        self.skip(label)
+        self.say(f"[{len(self._ended)}/{self._total}] {line}")
+
+    def close(self, label: str) -> None:
+        """A run is no longer under way."""
+        run = self._going.pop(label, None)
+        if run is not None:
+            run.remove()
+
+    def beat(self) -> None:
+        """Tells where the runs under way are, where that has not been told for a while."""
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._told_at >= HEARTBEAT:
+            self._told_at = now
+            for run in self._going.values():
+                self.say(f"  {run.line}")
+
+    def say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+class RunProgress(training_progress.Progress):
+    """One of the runs on a board."""
+
+    def __init__(self, board: Board, bars: Progress, label: str):
+        self._board, self._bars, self._label = board, bars, label
+        self._bar: TaskID | None = None
+        self._step = self._iterations = 0
+        self._told = "…"
+
+    @property
+    def line(self) -> str:
+        """Where the run is."""
+        return f"{self._label}: {self._step}/{self._iterations}  {self._told}"
+
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        self._headline, self._step, self._iterations = headline, step, iterations
+        self._bar = self._bars.add_task(self._label, total=iterations, completed=step, told=self._told)
+        self._board.begin(f"{self._label}: iterations {step} to {iterations}{where}")
+
+    def iteration(self, step: int, loss: float) -> None:
+        self._step = step
+        if self._bar is not None:
+            self._bars.update(self._bar, completed=step)
+        self._board.beat()
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        headline = training_progress.show_headline(self._headline, line["metrics"], self._headline.short)
+        self._told = f"{headline}  {line['iterations_per_second']:.1f} it/s"
+        if self._bar is not None:
+            self._bars.update(self._bar, told=self._told)
+
+    def remove(self) -> None:
+        """Takes the run off the board."""
+        if self._bar is not None:
+            self._bars.remove_task(self._bar)

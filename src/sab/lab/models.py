@@ -1,0 +1,236 @@
+"""What gets trained: an encoder, SAB layers and a readout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, MOST_STEPS, SABConfig
+from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
+from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
+from sab.parts.incorporations import INCORPORATIONS
+from sab.parts.scorers import SCORERS
+from sab.parts.weightings import WEIGHTINGS
+from sab.state import Attention
+
+ENCODINGS = ("onehot", "scalar", "vector")
+LAYERS: dict[str, Any] = {
+    "lstm": SABLSTM,
+    "gru": SABGRU,
+    "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
+    "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
+}
+MEMORY_OPTIONS = ("k_top", "k_att", "scorer", "weighting", "forward", "incorporate", "initial_summary")
+MEMORY_OPTIONS += ("attention_size", "initial_score", "max_microstates", "readout")
+"""Options of `ModelConfig` that make no difference to a model without a memory."""
+MOST_LAYERS = 1000
+"""How many layers may be stacked: to make more takes longer than anybody waits."""
+Method = Literal["sab", "bptt", "tbptt"]
+Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
+
+# The command line takes its choices from these types, and so from the registries.
+if TYPE_CHECKING:
+    CellName = ScorerName = WeightingName = ForwardName = IncorporationName = BackendName = str
+else:
+    CellName = Literal[tuple(LAYERS)]
+    ScorerName = Literal[tuple(SCORERS)]
+    WeightingName = Literal[tuple(WEIGHTINGS)]
+    ForwardName = Literal[tuple(FORWARDS)]
+    IncorporationName = Literal[tuple(INCORPORATIONS)]
+    BackendName = Literal[tuple(BACKENDS)]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model: its cell, its memory and its readout."""
+
+    method: Method = "sab"
+    """sab; or the paper's baselines without memory: full (bptt) and truncated (tbptt) backpropagation through time."""
+    cell: CellName = "lstm"
+    """The recurrent cell."""
+    hidden_size: int = 128
+    """Size n of the hidden state."""
+    num_layers: int = 1
+    """How many layers are stacked."""
+    input_scale: float = 1.0
+    """What the encoded inputs are multiplied by; large ones leave a mark on the microstates from the start."""
+    k_top: int = SABConfig.k_top
+    """How many microstates a step may select."""
+    k_att: int = SABConfig.k_att
+    """Every k_att-th hidden state is kept as a microstate."""
+    k_trunc: int | None = SABConfig.k_trunc
+    """How many steps back the gradient follows the chain; None cuts nowhere. bptt never cuts."""
+    scorer: ScorerName = DEFAULT_SCORER
+    """How relevant a microstate is."""
+    weighting: WeightingName = SABConfig.weighting
+    """How the selected scores become weights."""
+    forward: ForwardName = SABConfig.forward
+    """Whether only the selected microstates enter the summary (sparse) or all do (dense)."""
+    incorporate: IncorporationName = SABConfig.incorporate
+    """How the summary enters the hidden state."""
+    initial_summary: float = 1.0
+    """With concat, the share of the summary that is added to the hidden state at first. With 0 and a readout of
+    hidden+summary what is read helps the output from the start, and the recurrence once training finds a use for it."""
+    attention_size: int | None = SABConfig.attention_size
+    """Size of the keys of the scorers mlp and dot; None means hidden_size."""
+    initial_score: float = 0.0
+    """What the scores of the scorer mlp begin near. With softmax_sink, -4 leaves the memory hardly read until training
+    finds a use for it: the weights of ten microstates add up to about 0.15 instead of 0.9."""
+    max_microstates: int | None = SABConfig.max_microstates
+    """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
+    readout: Readout = "hidden"
+    """What the output is made from: the hidden state alone, with the attention weights (the paper's equation 4), or
+    with the summary."""
+    backend: BackendName = SABConfig.backend
+    """What computes the recurrence."""
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, get_args(Method))
+        check_choice("cell", self.cell, LAYERS)
+        checked = {
+            "hidden_size": check_int("hidden_size", self.hidden_size, 1),
+            "num_layers": check_int("num_layers", self.num_layers, 1, maximum=MOST_LAYERS),
+            "input_scale": check_float("input_scale", self.input_scale, above=0),
+            "k_top": check_int("k_top", self.k_top, 0),
+            "k_att": check_int("k_att", self.k_att, 1, maximum=MOST_STEPS),
+            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
+            "initial_summary": check_float("initial_summary", self.initial_summary),
+            "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
+            "initial_score": check_float("initial_score", self.initial_score),
+            "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
+        }
+        for option, value in checked.items():
+            object.__setattr__(self, option, value)  # a plain number also where a NumPy one was given
+        check_choice("readout", self.readout, get_args(Readout))
+        memory = self.memory()
+        if self.method == "tbptt" and self.k_trunc is None:
+            raise UserValueError(
+                "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
+            )
+        if self.initial_score and self.scorer != "mlp":
+            raise UserValueError(
+                f"initial_score must be 0 where scorer is not 'mlp'; got {self.initial_score}.", "initial_score"
+            )
+        if self.initial_summary != 1 and self.incorporate != "concat":
+            raise UserValueError(
+                f"initial_summary must be 1 where incorporate is not 'concat'; got {self.initial_summary}.",
+                "initial_summary",
+            )
+        if self.readout == "hidden+weights" and memory.forward == "dense":
+            raise UserValueError(
+                "readout must be 'hidden' or 'hidden+summary' where forward is 'dense'; got 'hidden+weights'.",
+                "readout",
+            )
+
+    def memory(self) -> SABConfig:
+        """The options of the layers: a baseline is the same layer without its memory."""
+        return SABConfig(
+            k_top=self.k_top if self.method == "sab" else 0,
+            k_att=self.k_att,
+            k_trunc=None if self.method == "bptt" else self.k_trunc,
+            scorer=self.scorer,
+            weighting=self.weighting,
+            forward=self.forward,
+            incorporate=self.incorporate,
+            attention_size=self.attention_size,
+            max_microstates=self.max_microstates,
+            backend=self.backend,
+        )
+
+
+class SequenceModel(nn.Module):
+    """Encoder, SAB layers, readout; time first."""
+
+    def __init__(self, config: ModelConfig, *, encoding: str, input_size: int, output_size: int, steps: int):
+        """`encoding` tells what inputs are: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector`
+        takes [T, B, input_size]. `steps` is the length of the sequences it is trained on; the readout of weights
+        has a column for every microstate up to there, and longer sequences read nothing from later ones."""
+        super().__init__()
+        self.config = config
+        self.encoding = check_choice("encoding", encoding, ENCODINGS)
+        self.input_size = check_int("input_size", input_size, 1)
+        check_int("output_size", output_size, 1)
+        check_int("steps", steps, 1)
+        memory = config.memory()
+        layer_input = 1 if encoding == "scalar" else input_size
+        self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
+        if config.initial_score and memory.k_top > 0:
+            self._begin_scores_at(config.initial_score)
+        if config.initial_summary != 1 and memory.k_top > 0:
+            self._begin_summary_at(config.initial_summary)
+        self.readout = nn.Linear(config.hidden_size, output_size)
+        self.readout_attention: nn.Linear | None = None
+        if memory.k_top > 0 and config.readout != "hidden":
+            self._columns = steps // memory.k_att
+            size = self._columns if config.readout == "hidden+weights" else config.hidden_size
+            self.readout_attention = nn.Linear(max(size, 1), output_size, bias=False)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        hx: InitialState | None = None,
+        *,
+        kept: Tensor | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """(outputs [T, B, output_size], state), and the layers' `Attention` where it is asked for.
+
+        `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
+        """
+        hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+        if kept is not None:
+            hidden = hidden * kept.to(hidden.dtype)
+        outputs = self.readout(hidden)
+        if self.readout_attention is not None:
+            outputs = outputs + self.readout_attention(self._read(attention))
+        return (outputs, state, attention) if return_attention else (outputs, state)
+
+    @torch.no_grad()
+    def _begin_scores_at(self, score: float) -> None:
+        """Makes v·tanh(W_m m + W_q h + b) begin near a score: b is about 1, and v adds up to what that takes."""
+        parameters = dict(self.layers.named_parameters())
+        for layer in range(self.config.num_layers):
+            v = parameters[f"attn_v_l{layer}"]
+            parameters[f"attn_bias_l{layer}"].add_(1.0)
+            v.add_((score / math.tanh(1.0) - v.sum()) / len(v))
+
+    @torch.no_grad()
+    def _begin_summary_at(self, share: float) -> None:
+        """Makes W_c [h; s] begin as h and this share of s."""
+        n = self.config.hidden_size
+        for name, parameter in self.layers.named_parameters():
+            if name.startswith("incorporate_weight"):
+                parameter[:, n:] *= share
+
+    def _encode(self, inputs: Tensor) -> Tensor:
+        if self.encoding == "onehot":
+            self._check_symbols(inputs)
+            inputs = F.one_hot(inputs, self.input_size)
+        elif self.encoding == "scalar":
+            inputs = inputs.unsqueeze(-1)
+        return inputs.to(self.readout.weight.dtype) * self.config.input_scale
+
+    def _check_symbols(self, inputs: Tensor) -> None:
+        allowed = f"inputs must be symbols, whole numbers from 0 to {self.input_size - 1}"
+        if inputs.dtype != torch.int64:
+            raise UserTypeError(f"{allowed}; got {inputs.dtype}.", "inputs")
+        if inputs.device.type == "cpu" and not torch.compiler.is_compiling() and inputs.numel() > 0:
+            lowest, highest = (int(edge) for edge in torch.aminmax(inputs))
+            if lowest < 0 or highest >= self.input_size:
+                raise UserValueError(f"{allowed}; got {lowest if lowest < 0 else highest}.", "inputs")
+
+    def _read(self, attention: Attention) -> Tensor:
+        """What the readout sees of the last layer's attention."""
+        last = attention if self.config.num_layers == 1 else attention.map(lambda tensor: tensor[-1])
+        if self.config.readout == "hidden+summary":
+            return last.summary
+        in_range = (last.numbers >= 0) & (last.numbers < self._columns)
+        columns = torch.where(in_range, last.numbers, 0)
+        weights = torch.where(in_range, last.weights, 0.0)
+        empty = weights.new_zeros(*weights.shape[:-1], max(self._columns, 1))
+        return empty.scatter_add(-1, columns, weights)

@@ -1,0 +1,193 @@
+"""What records say of a row: medians over its seeds, and how they compare with the paper and with each other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from sab.lab.experiments.records import Record, is_stale
+from sab.lab.experiments.tables import ROWS, Row
+from sab.lab.report.pages import NONE
+from sab.lab.tasks import TASKS, CharacterTask, Headline
+from sab.lab.training.progress import show_seconds
+
+ByRow = Mapping[str, list[Record]]
+"""Records by their row's id, a row's in the order of the seeds."""
+NOT_RUN = "not run"
+STALE = "†"
+STALE_TOLD = f"{STALE} Made with another configuration than the row now has."
+METHODS = {"bptt": "LSTM, full BPTT", "tbptt": "LSTM, TBPTT", "sab": "SAB"}
+CONTROL = "our training, no memory"
+DECIMALS = {
+    "accuracy_last10": 1,
+    "cross_entropy_last10": 3,
+    "cross_entropy": 3,
+    "mse": 5,
+    "bits_per_character": 3,
+    "bits_per_character_carried": 3,
+    "accuracy": 2,
+}
+
+
+def value_of(record: Record, metric: str, split: str = "test") -> float | None:
+    """A final metric; None where it is not finite, or where the run diverged and had no weights that it kept."""
+    if record["status"] == "diverged" and record.get("best_at") is None:
+        return None
+    return (record["metrics"] if split == "test" else record.get(split, {})).get(metric)
+
+
+def show(metric: str, value: float) -> str:
+    """A metric as the tables have it: accuracies in per cent."""
+    return f"{_scaled(metric, value):.{DECIMALS[metric]}f}"
+
+
+def _scaled(metric: str, value: float) -> float:
+    return 100 * value if metric.startswith("accuracy") else value
+
+
+def label(headline: Headline) -> str:
+    """What the tables call a task's metric."""
+    return f"{headline.label} in per cent" if headline.metric.startswith("accuracy") else headline.label
+
+
+def show_each(record: Record, values: Mapping[str, float | None]) -> str:
+    """A seed's numbers by their metrics, or why there are none."""
+    told = " / ".join("not finite" if value is None else show(metric, value) for metric, value in values.items())
+    if record["status"] != "diverged":
+        return told
+    diverged = f"diverged at iteration {record['iterations'] + 1}"
+    return diverged if None in values.values() else f"{told} ({diverged})"
+
+
+def median(values: Sequence[float | None], higher_is_better: bool) -> float | None:
+    """The median, in which no value (the run diverged) is worse than any; None where it falls on such a one."""
+    if not values:
+        return None
+    ranked: list[float | None] = [value for value in values if value is not None]
+    ranked.sort(reverse=higher_is_better)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    ranked += [None] * (len(values) - len(ranked))
+    middle = ranked[(len(ranked) - 1) // 2], ranked[len(ranked) // 2]
+    return None if None in middle else statistics.fmean(value for value in middle if value is not None)
+
+
+def median_of(records: Sequence[Record], metric: str, higher_is_better: bool, split: str = "test") -> float | None:
+    """The median of a metric over seeds."""
+    return median([value_of(record, metric, split) for record in records], higher_is_better)
+
+
+def show_median(records: Sequence[Record], metric: str, higher_is_better: bool, split: str = "test") -> str:
+    """The same as the tables have it."""
+    value = median_of(records, metric, higher_is_better, split)
+    if value is not None:
+        return show(metric, value)
+    return "diverged" if any(record["status"] == "diverged" for record in records) else NONE
+
+
+def show_times(records: Sequence[Record]) -> str:
+    """What a run took, and how many ran at once."""
+    together = max(record.get("together", 1) for record in records)
+    told = show_seconds(statistics.median(record["wall_time"] for record in records))
+    return f"{told}, {together} at once" if together > 1 else told
+
+
+def any_is_stale(rows: Sequence[Row], by_row: ByRow) -> bool:
+    """Whether a record of one of the rows is."""
+    return any(is_stale(row, record) for row in rows for record in by_row.get(row.id, []))
+
+
+def memory_cells(row: Row) -> dict[str, str]:
+    """What a table's cells say of a row's method, by the names of their columns."""
+    return {
+        "method": METHODS[row.method],
+        "reading": CONTROL if row.is_control else row.reading or NONE,
+        "k_trunc": str(row.k_trunc or NONE),
+        "k_top": str(row.k_top or NONE),
+        "k_att": str(row.k_att) if row.k_top else NONE,
+    }
+
+
+def mark(row: Row, record: Record) -> str:
+    """What goes behind a number of a record that is stale."""
+    return f" {STALE}" if is_stale(row, record) else ""
+
+
+# Comparisons
+
+
+def measures(task: str) -> dict[str, str]:
+    """The metrics that a task is judged by, by what they are called where there are several."""
+    metric = TASKS[task].headline.metric
+    if issubclass(TASKS[task], CharacterTask):
+        return {"fresh": metric, "carried": f"{metric}_carried"}
+    return {"": metric}
+
+
+def is_reached(headline: Headline, printed: str, value: float | None) -> bool:
+    """Whether a value, rounded as the paper rounds its own, is at least as good as that."""
+    decimals = len(printed.partition(".")[2])
+    if value is None:
+        return False
+    return headline.reaches(round(_scaled(headline.metric, value), decimals), float(printed))
+
+
+def verdict(row: Row, records: Sequence[Record]) -> str:
+    """Whether the seeds reach what the paper has, in each way that the task is judged by."""
+    if not row.paper or not records:
+        return NONE
+    told = {name: _verdict(row, records, metric) for name, metric in measures(row.task).items()}
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    reached = [name for name, one in told.items() if one.startswith("reached")]
+    if len(reached) == 1:
+        return f"{told[reached[0]]} ({reached[0]} only)"
+    return "; ".join(f"{name}: {one}" for name, one in told.items())
+
+
+def _verdict(row: Row, records: Sequence[Record], metric: str) -> str:
+    headline = TASKS[row.task].headline
+    values = [value_of(record, metric) for record in records]
+    reached = sum(is_reached(headline, row.paper[row.judged], value) for value in values)
+    if reached == len(values):
+        return "reached" if len(values) > 1 else "reached by the one seed"
+    if reached:
+        return f"reached by {reached} of {len(values)} seeds"
+    if None in values and all(value is None for value in values):
+        return "not reached: diverged"
+    return "below" if headline.higher_is_better else "above"
+
+
+def against_truncation(row: Row, by_row: ByRow) -> str:
+    """Whether SAB's median is better than that of our rows without a memory that are cut as often."""
+    if row.method != "sab" or not by_row.get(row.id):
+        return NONE
+    told = [_against(row, other, by_row) for other in ROWS.values() if _is_without_memory(row, other)]
+    return "; ".join(told) or NONE
+
+
+def _is_without_memory(row: Row, other: Row) -> bool:
+    """Whether the other row is this one without its memory, trained in whichever way."""
+    same = all(getattr(row, name) == getattr(other, name) for name in ("task", "length", "k_trunc", "cell", "options"))
+    return same and other.method == "tbptt"
+
+
+def _against(row: Row, other: Row, by_row: ByRow) -> str:
+    training = "our training" if other.is_control else "the paper's training"
+    records = by_row.get(other.id)
+    if not records:
+        return f"{NOT_RUN} ({training})"
+    higher = TASKS[row.task].headline.higher_is_better
+    ways = measures(row.task)
+    better = [
+        name
+        for name, metric in ways.items()
+        if _is_better(median_of(by_row[row.id], metric, higher), median_of(records, metric, higher), higher)
+    ]
+    told = "no" if not better else "yes" if len(better) == len(ways) else f"{better[0]} only"
+    values = " / ".join(show_median(records, metric, higher) for metric in ways.values())
+    return f"{told} ({values}, {training})"
+
+
+def _is_better(value: float | None, other: float | None, higher_is_better: bool) -> bool:
+    if value is None or other is None:
+        return value is not None
+    return value > other if higher_is_better else value < other

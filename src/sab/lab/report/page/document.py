@@ -1,0 +1,348 @@
+"""The page: one file that holds everything it shows and asks nobody for anything."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from sab import __version__
+from sab.errors import UserError, UserValueError
+from sab.lab.experiments.records import Record
+from sab.lab.experiments.tables import ROWS, Row
+from sab.lab.files import write_text, writing
+from sab.lab.report import datasets, performance, results, synthetic
+from sab.lab.report.numbers import METHODS, STALE_TOLD, ByRow, any_is_stale
+from sab.lab.report.page import elements, explorer, plots
+from sab.lab.report.page.explorer import Explorer
+from sab.lab.report.page.material import Material, groups_of, row_of, rows_of
+from sab.lab.report.pages import NONE
+from sab.lab.tasks import TASKS
+from sab.lab.training.run import Run
+
+MOST_EXPLORERS = 6
+"""How many models the explorer has; to trace more would take long, and much room."""
+SUFFIXES = (".html", ".htm")
+
+
+@dataclass
+class Parts:
+    """What a page says, and the data of its figures."""
+
+    title: str
+    summary: str
+    sections: dict[str, tuple[str, str]]
+    """Title and HTML by name."""
+    data: dict[str, Any]
+
+    def main(self) -> str:
+        """What the page shows below its head."""
+        return "".join(content for _, content in self.sections.values())
+
+    def navigation(self) -> str:
+        return "".join(
+            f'<a href="#{elements.text(name)}">{elements.text(title)}</a>' for name, (title, _) in self.sections.items()
+        )
+
+
+def write(material: Material, out: Path, tell: Callable[[str], None] = lambda name: None) -> None:
+    """Makes the page and writes it in one move; `tell` hears of each model before it is traced."""
+    check_out(out)
+    with writing(out, "out"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page(parts(material, explorers(material, tell))), "out")
+
+
+def check_out(out: Path) -> None:
+    """Whether a page can be called so."""
+    if out.suffix.lower() not in SUFFIXES:
+        raise UserValueError(f"out must end in .html; got {str(out)!r}.", "out")
+    if out.is_dir():
+        raise UserValueError(f"out {str(out)!r} must be a file; it is a folder.", "out")
+
+
+def page(made: Parts, is_live: bool = False) -> str:
+    """The whole file. A live one asks its server for news, another one asks nobody."""
+    plotly, script = plotly_script(), _asset("page.js")
+    scripts = " ".join(map(elements.digest, (plotly, script)))
+    connect = "'self'" if is_live else "'none'"
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(_asset("page.html")).substitute(
+        policy=elements.text(policy),
+        title=elements.text(made.title),
+        summary=elements.text(made.summary),
+        navigation=made.navigation(),
+        main=made.main(),
+        style=_asset("page.css"),
+        data=elements.embedded({**made.data, "live": is_live}),
+        plotly=plotly,
+        script=script,
+        version=elements.text(__version__),
+    )
+
+
+def part(made: Parts) -> str:
+    """What of a live page may be new."""
+    return (
+        f'<p id="summary">{elements.text(made.summary)}</p><main id="main">{made.main()}</main>'
+        f'<script type="application/json" id="data">{elements.embedded({**made.data, "live": True})}</script>'
+    )
+
+
+def plotly_script() -> str:
+    """plotly.js, the part of it for axes in two dimensions."""
+    packed = resources.files("sab.lab.report.page").joinpath("plotly-cartesian.min.js.gz").read_bytes()
+    return gzip.decompress(packed).decode("utf-8")
+
+
+def _asset(name: str) -> str:
+    return resources.files("sab.lab.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+# What is on it
+
+
+def explorers(material: Material, tell: Callable[[str], None] = lambda name: None) -> list[Explorer]:
+    """One for the first seed of each model, as far as they are not too many, and for each record with attention."""
+    groups = list(groups_of(material.runs).items())[:MOST_EXPLORERS]
+    traced_steps, room = (2 * most // max(len(groups), 2) for most in (explorer.TRACED_STEPS, explorer.ROOM))
+    made: list[Explorer] = []
+    for name, runs in groups:
+        tell(name)
+        try:
+            made.append(explorer.of_run(name, runs[0], traced_steps, room))
+        except UserError as mistake:  # no checkpoint yet, or its data are not here: the rest of the page is made
+            made.append(explorer.unknown(name, runs[0], str(mistake)))
+    for record in with_attention(material.by_row)[: MOST_EXPLORERS - len(made)]:
+        with suppress(KeyError, TypeError, UserError):  # of another version, whose numbers are shown all the same
+            made.append(explorer.of_record(record))
+    return made
+
+
+def with_attention(by_row: ByRow) -> list[Record]:
+    """The records that keep the attention of some moments."""
+    return [one for found in by_row.values() for one in found if one.get("attention", {}).get("moments")]
+
+
+def parts(material: Material, explored: Sequence[Explorer]) -> Parts:
+    """The page's sections, those that there is something for."""
+    made = Parts(_title(material), _summary(material), {}, {"figures": {}, "explorers": []})
+    _add_explorers(made, explored, material)
+    _add_runs(made, material.runs)
+    _add_tables(made, material)
+    _add_benchmark(made, material.benchmark)
+    return made
+
+
+def _title(material: Material) -> str:
+    names = list(material.runs)
+    if len(names) == 1 and not material.by_row:
+        return names[0]
+    return "Sparse attentive backtracking"
+
+
+def _summary(material: Material) -> str:
+    told: list[str] = []
+    if material.runs:
+        tasks = ", ".join(dict.fromkeys(run.config.task.title for run in material.runs.values()))
+        told.append(f"{_count(len(material.runs), 'run')} on {tasks}")
+    if material.by_row:
+        records = sum(map(len, material.by_row.values()))
+        told.append(f"{_count(records, 'recorded run')} of {_count(len(material.by_row), 'row')} of the tables")
+    if material.benchmark:
+        told.append(f"{_count(len(material.benchmark), 'measurement')} of speed")
+    return "; ".join(told) + "."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _add_figure(made: Parts, name: str, drawn: elements.Drawn) -> str:
+    made.data["figures"][name] = drawn.figure
+    return elements.figure(name, drawn)
+
+
+def _add_explorers(made: Parts, explored: Sequence[Explorer], material: Material) -> None:
+    shown = [one for one in explored if one.moments]
+    notes = [f"{one.name}: {one.about}" for one in explored if not one.moments]
+    left = len(groups_of(material.runs)) - MOST_EXPLORERS
+    notes += [f"{_count(left, 'more model')} not traced: give fewer runs to see them."] if left > 0 else []
+    if not shown and not notes:
+        return
+    made.data["explorers"] = [explorer.spec(one) for one in shown]
+    body = _asset("explorer.html") if shown else ""
+    made.sections["explorer"] = (
+        "Credit explorer",
+        elements.section("explorer", "Credit explorer", [body, *map(elements.paragraph, notes)]),
+    )
+
+
+def _add_runs(made: Parts, runs: Mapping[str, Run]) -> None:
+    if not runs:
+        return
+    header = [
+        "run",
+        "task",
+        "method",
+        "k_trunc",
+        "k_top",
+        "k_att",
+        "seed",
+        "status",
+        "iterations",
+        "valid",
+        "test",
+        "paper",
+    ]
+    body = [elements.table(header, (_run_line(name, run) for name, run in runs.items()), "Runs")]
+    by_task: dict[str, dict[str, list[Run]]] = {}
+    for name, group in groups_of(dict(runs)).items():
+        by_task.setdefault(group[0].config.task.label, {})[name] = group
+    for task, groups in by_task.items():
+        curves = {name: [_curve_of_run(run) for run in group] for name, group in groups.items()}
+        curves = {name: seeds for name, group in curves.items() if (seeds := [one for one in group if one.steps])}
+        if curves:
+            headline = next(iter(groups.values()))[0].config.task.headline
+            drawn = plots.curves(curves, headline, f"{task}: validation data, median and range of the seeds")
+            body.append(_add_figure(made, f"runs-{_id(task)}", drawn))
+    made.sections["runs"] = ("Runs", elements.section("runs", "Runs", body))
+
+
+def _run_line(name: str, run: Run) -> list[str]:
+    """A run in the table of runs."""
+    config, result, evaluations = run.config, run.result(), run.evaluations()
+    headline, memory = config.task.headline, config.model.memory()
+    row = row_of(run)
+    valid = evaluations[-1]["metrics"] if evaluations and result is None else {} if result is None else result.valid
+    made = evaluations[-1]["step"] if evaluations else 0
+    values = [valid.get(headline.metric), None if result is None else result.metrics.get(headline.metric)]
+    memories = [str(one or NONE) for one in (memory.k_trunc, memory.k_top, memory.k_att if memory.k_top else None)]
+    told = [name, config.task.label, METHODS[config.model.method], *memories, str(config.training.seed)]
+    told += ["under way" if result is None else result.status, f"{made if result is None else result.iterations:,}"]
+    told += [NONE if value is None else headline.show(value) for value in values]
+    return [*told, row.paper.get(row.judged, NONE) if row else NONE]
+
+
+def _curve_of_run(run: Run) -> plots.Curve:
+    metric, lines = run.config.task.headline.metric, run.evaluations()
+    return plots.Curve([line["step"] for line in lines], [line["metrics"][metric] for line in lines])
+
+
+def _add_tables(made: Parts, material: Material) -> None:
+    """The paper's tables with our numbers, each below its learning curves."""
+    by_row = _merged(material.by_row, rows_of(material.runs.values()))
+    body: list[str] = []
+    not_run: list[str] = []
+    for title, rows, cells in _tables(by_row):
+        if not any(row.id in by_row for row in rows):
+            not_run.append(title)
+            continue
+        body.append(elements.heading(title))
+        curves = {
+            _row_name(row): [_curve_of_record(record) for record in records]
+            for row in rows
+            if (records := [one for one in material.by_row.get(row.id, []) if one["history"]])
+        }
+        if curves:
+            caption = f"{title}: validation data, median and range of the seeds"
+            drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, over_decades=True)
+            body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
+        body.append(elements.table(*cells, f"Table: {title}"))
+        body += [elements.paragraph(STALE_TOLD)] if any_is_stale(rows, by_row) else []
+    if not body:
+        return
+    told = "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest "
+    told += "to the highest of the seeds that were evaluated at an iteration. The numbers after a method are its "
+    told += "k_trunc and k_top. SAB is read as the paper has it written, as its authors' code has it released, or as "
+    told += "ours: with the scorer, the weighting and the training that this library recommends."
+    end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
+    end += (told.replace("`", "") for told in results.total_time(material.by_row, material.calls))
+    whole = elements.section(
+        "tables", "Beside the paper", [elements.paragraph(told), *body, *map(elements.paragraph, end)]
+    )
+    made.sections["tables"] = ("Beside the paper", whole)
+
+
+Cells = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def _tables(by_row: ByRow) -> Iterable[tuple[str, list[Row], Cells]]:
+    """Every table by its title, with its rows and its cells."""
+    lengths = dict.fromkeys((row.task, row.length) for row in ROWS.values() if row.length)
+    for task, length in lengths:
+        rows = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
+        yield f"{task.capitalize()}, T = {length}", rows, synthetic.table_cells(rows, by_row)
+    sections = [(one, "") for one in (*datasets.PAPERS_TABLES, datasets.PERMUTED)]
+    sections += [(one, ", other cells") for one in datasets.CELLS]
+    sections += [(one, ", with and without clipping") for one in datasets.UNCLIPPED]
+    for section, what in sections:
+        rows = section.rows
+        yield f"{datasets.heading(rows, by_row)}{what}", rows, datasets.table_cells(rows, by_row)
+
+
+def _merged(one: ByRow, other: ByRow) -> ByRow:
+    """The records of both, a seed's once."""
+    merged: dict[str, list[Record]] = {}
+    for row in dict.fromkeys((*one, *other)):
+        by_seed = {record["seed"]: record for record in (*one.get(row, []), *other.get(row, []))}
+        merged[row] = [by_seed[seed] for seed in sorted(by_seed)]
+    return merged
+
+
+def _row_name(row: Row) -> str:
+    """A row in a legend."""
+    parts = [METHODS[row.method].removeprefix("LSTM, ")]
+    parts[0] += "".join(
+        f" {k}" if place == 0 else f", {k}" for place, k in enumerate(k for k in (row.k_trunc, row.k_top) if k)
+    )
+    parts += ["our training"] if row.is_control else [row.reading] if row.reading not in (None, "ours") else []
+    parts += [] if row.cell == "lstm" else [row.cell]
+    parts += [] if row.is_clipped else ["not clipped"]
+    return ", ".join(parts)
+
+
+def _curve_of_record(record: Record) -> plots.Curve:
+    metric = TASKS[record["task"]].headline.metric
+    return plots.Curve(
+        [point["step"] for point in record["history"]], [point["metrics"].get(metric) for point in record["history"]]
+    )
+
+
+def _add_benchmark(made: Parts, records: Sequence[performance.Record]) -> None:
+    if not records:
+        return
+    required = [record for record in records if record["kind"] == "required"]
+    body = [elements.paragraph(sentence) for sentence in performance.summary(records)]
+    body += [elements.paragraph(_cases(required))] if required else []
+    if performance.verdicts(records):
+        body.append(_add_figure(made, "ratios", plots.ratios(records)))
+    swept = {case: performance.swept_records(records, case) for case in performance.SWEPT}
+    body += [_add_figure(made, f"sweep-{case}", plots.sweep(found, case)) for case, found in swept.items() if found]
+    if required:
+        body.append(elements.table(performance.HEADER, map(performance.cells, required), "Every case of the benchmark"))
+    made.sections["speed"] = ("Speed", elements.section("speed", "Speed", body))
+
+
+def _cases(records: Sequence[performance.Record]) -> str:
+    """What the letters stand for."""
+    sizes = {
+        one["case"]: f"hidden size {one['hidden_size']:,}, {one['steps']:,} steps, batch {one['batch_size']}, on "
+        + one["device"].partition(" ")[0]
+        for one in records
+    }
+    return f"The cases: {'; '.join(f'{case}: {told}' for case, told in sorted(sizes.items()))}."
+
+
+def _id(told: str) -> str:
+    """A name for an element from anything."""
+    return re.sub(r"[^a-z0-9]+", "-", told.lower()).strip("-")

@@ -1,0 +1,405 @@
+"""The credit explorer: what each step of a sequence reads, and how its credit flows back, at moments of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import ceil, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sab.errors import UserError, UserValueError
+from sab.lab.experiments.records import Record, read_notes
+from sab.lab.models import SequenceModel
+from sab.lab.report.page.elements import Figure, label
+from sab.lab.report.page.scenes import Scene, said, scene_of, ticks, unknown_scene
+from sab.lab.tasks import Task
+from sab.lab.training.checkpoint import load_kept, load_moment, moments
+from sab.lab.training.evaluation import mean_attention
+from sab.lab.training.run import Run, RunConfig
+from sab.tracing import Trace, trace
+
+TRACED_STEPS = 2400
+"""Over how many steps gradients are followed back: as many answers are traced as that allows, and at least one."""
+MOST_PATHS, MOST_READS = 12, 12
+MOST_ROWS = 112
+"""How many steps the map of attention has a row for."""
+MOST_MOMENTS = 24
+CPU = torch.device("cpu")
+ROOM = 80_000
+"""How many selections the moments of a model may have together, so that a page stays small."""
+LEAST_WEIGHT, LEAST_CREDIT = 0.002, 0.004
+"""What is left out: lower weights, and credit below that part of the largest one's."""
+BATCH = "mean over a batch of validation data"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is known of a model after some iterations; everything in it is as the page's script takes it."""
+
+    iteration: int
+    reads: dict[int, list[list[float]]]
+    """By step the microstates that it read: the steps at which they were kept, with their weights, largest first."""
+    attention: list[list[float | None]]
+    """Mean weights over a batch, of attending steps and microstates."""
+    credit: dict[int, dict[str, Any]]
+    """By step whose answer counts: the credit of earlier ones in its parts, and its paths."""
+    says: dict[int, str]
+    is_mean: bool = False
+    """Whether what was read is the mean over a batch, and not what this sequence read."""
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """A sequence and what a model made of it."""
+
+    name: str
+    about: str
+    task: Task
+    scene: Scene
+    k_att: int
+    moments: tuple[Moment, ...]
+
+    def with_earlier(self, moments: Sequence[Moment]) -> Explorer:
+        """The same with moments from before, of which some are dropped where they are many."""
+        known = {moment.iteration: moment for moment in (*moments, *self.moments)}
+        ordered = [known[iteration] for iteration in sorted(known)]
+        while len(ordered) > MOST_MOMENTS:
+            ordered = [*ordered[:-1:2], ordered[-1]]
+        return replace(self, moments=tuple(ordered))
+
+
+# From runs and records
+
+
+def of_run(
+    name: str, run: Run, traced_steps: int = TRACED_STEPS, room: int = ROOM, known: Sequence[Moment] = ()
+) -> Explorer:
+    """What the weights that a run ends with, and those of the moments that it keeps, make of the first validation
+    sequence; moments that are `known` are not looked at again.
+
+    Over `traced_steps` steps the answers of the weights are traced, over half as many those of all moments together.
+    """
+    model, best_at = load_kept(run, CPU)
+    task, config = run.config.task, run.config.training
+    inputs, targets = task.batch(config.seed, 0, config.batch_size, "valid", dtype=config.dtype)
+    scene = scene_of(task, inputs, targets)
+    iteration = newest_iteration(run) if best_at is None else best_at
+    most = min(MOST_MOMENTS, room // (scene.steps * max(run.config.model.memory().k_top, 1)))
+    others = _thinned([step for step in moments(run.moments) if step != iteration], max(most - 1, 0))
+    new = [step for step in others if step not in {moment.iteration for moment in known}]
+    made: list[Moment] = []
+    damaged = ""
+
+    def look(model: SequenceModel, step: int, traced_steps: int) -> None:
+        answers = _thinned(sorted(scene.right), max(traced_steps // scene.steps, 1))
+        made.append(_moment(model, run.config, inputs[:, :1], answers, step))
+
+    with _one_thread():
+        look(model, iteration, traced_steps)
+        for step in new:
+            try:
+                look(load_moment(run, CPU, step), step, traced_steps // (2 * len(others)))
+            except UserError as mistake:
+                damaged += f" {mistake}"
+    explored = Explorer(name, "", task, scene, run.config.model.k_att, tuple(made))
+    explored = explored.with_earlier([*_noted_of_run(run), *known])
+    told = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
+    count = len(explored.moments)
+    told += f"weights of iteration {iteration:,}" if count == 1 else f"weights of {count} moments of the training"
+    told += f"; the best are those of iteration {best_at:,}" if count > 1 and best_at is not None else ""
+    return replace(explored, about=f"{told}.{damaged}")
+
+
+def of_record(record: Record) -> Explorer:
+    """What a record keeps of the attention at some moments of training."""
+    config = RunConfig.from_json(record["config"])
+    try:
+        inputs, targets = config.task.batch(config.training.seed, 0, config.training.batch_size, "valid")
+        scene = scene_of(config.task, inputs, targets)
+    except UserError:  # its data are not here
+        scene = unknown_scene(config.task)
+    about = f"{record['row']}, seed {record['seed']}: a validation sequence, and mean attention weights over a batch "
+    about += "of them."
+    moments = tuple(_noted(record["attention"], config.task))
+    return Explorer(record["row"], about, config.task, scene, record["attention"]["k_att"], moments)
+
+
+def _noted(attention: dict[str, Any], task: Task) -> list[Moment]:
+    """The moments of which the mean attention was noted."""
+    k_att, first, steps = attention["k_att"], attention["first"], task.attending_steps
+    made: list[Moment] = []
+    for iteration, weights in attention["moments"].items():
+        fits = first == steps[0] and len(weights) == len(steps) and 0 < k_att * len(weights[0]) <= task.steps
+        if not fits or not iteration.isdecimal():
+            raise UserValueError(f"attention must be of steps that {task.label} has; that after {iteration!r} is not.")
+        rows = [weights[place] for place in attending_rows(task)]
+        made.append(Moment(int(iteration), _strongest(weights, first, k_att), _rounded(rows), {}, {}, is_mean=True))
+    return sorted(made, key=lambda moment: moment.iteration)
+
+
+def _noted_of_run(run: Run) -> list[Moment]:
+    """The same of a run that `sab reproduce` made, beside whose folder it keeps its notes."""
+    try:
+        attention = read_notes(run.path.with_name(f"{run.path.name}.json")).get("attention")
+        return [] if attention is None else _noted(attention, run.config.task)
+    except (UserError, ValueError):  # no such notes, or a path that has no name
+        return []
+
+
+def unknown(name: str, run: Run, reason: str) -> Explorer:
+    """A run of which there is nothing to explore yet, and why."""
+    return Explorer(name, reason, run.config.task, unknown_scene(run.config.task), run.config.model.k_att, ())
+
+
+def newest_iteration(run: Run) -> int:
+    """The iteration of the newest checkpoint, as far as the names of files tell."""
+    names = sorted(path.name for path in run.checkpoints.glob("step-*"))
+    return int(names[-1].removeprefix("step-")) if names else 0
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A trace is many tiny operations, at which several threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _moment(model: SequenceModel, config: RunConfig, inputs: Tensor, answers: Sequence[int], iteration: int) -> Moment:
+    task = config.task
+    traces = {step: trace(model, inputs, step, max_paths=MOST_PATHS) for step in answers}
+    attention = _mean_weights(model, config) if config.model.memory().k_top and task.steps > config.model.k_att else []
+    with torch.no_grad():
+        outputs, _ = model(inputs)
+    return Moment(
+        iteration,
+        _reads(next(iter(traces.values()))),
+        attention,
+        {step: _credit(traced, step) for step, traced in traces.items()},
+        said(task, outputs[:, 0]),
+    )
+
+
+def _mean_weights(model: SequenceModel, config: RunConfig) -> list[list[float | None]]:
+    weights = mean_attention(model, config.task, config.training, "valid")[-1]
+    return _rounded(weights[attending_rows(config.task)].tolist())
+
+
+def attending_rows(task: Task) -> list[int]:
+    """The places, among the steps whose attention is told, of those that a map has a row for."""
+    return _thinned(range(len(task.attending_steps)), MOST_ROWS)
+
+
+def _thinned(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many, evenly spaced, the last among them."""
+    if most == 0 or not steps:
+        return []
+    every = ceil(len(steps) / most)
+    return list(steps[::-1][::every])[::-1]
+
+
+def _reads(traced: Trace) -> dict[int, list[list[float]]]:
+    """By step, what it read; steps that read nothing are left out."""
+    found: dict[int, list[list[float]]] = {}
+    for step, (kept, weights) in enumerate(zip(traced.kept_at.tolist(), traced.weights.tolist(), strict=True), start=1):
+        pairs = [
+            [at, _short(weight)] for at, weight in zip(kept, weights, strict=True) if at and abs(weight) >= LEAST_WEIGHT
+        ]
+        if pairs:
+            found[step] = sorted(pairs, key=lambda pair: -pair[1])
+    return found
+
+
+def _credit(traced: Trace, target: int) -> dict[str, Any]:
+    """The credit of the steps that have some, in its parts, and the largest paths with their shares."""
+    parts = traced.credit
+    largest = parts.total.max().item()
+    steps = [
+        step
+        for step in range(1, target + 1)
+        if max(part[step - 1].item() for part in parts) >= LEAST_CREDIT * largest and largest > 0
+    ]
+    told: dict[str, Any] = {"steps": steps}
+    for name in ("direct", "chain", "skip"):
+        told[name] = [_short(getattr(parts, name)[step - 1].item()) for step in steps]
+    told["paths"] = [
+        [_short(path.share), [[skip.step, skip.kept_at] for skip in path.skips]] for path in traced.paths[:MOST_PATHS]
+    ]
+    return told
+
+
+def _strongest(weights: Sequence[Sequence[float | None]], first: int, k_att: int) -> dict[int, list[list[float]]]:
+    """By step the microstates with the largest mean weights."""
+    found: dict[int, list[list[float]]] = {}
+    for step, row in enumerate(weights, start=first):
+        pairs = [[(place + 1) * k_att, weight] for place, weight in enumerate(row) if weight and weight >= LEAST_WEIGHT]
+        if pairs:
+            found[step] = [[at, _short(weight)] for at, weight in sorted(pairs, key=lambda pair: -pair[1])[:MOST_READS]]
+    return found
+
+
+def _rounded(weights: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+    return [[None if one is None or not isfinite(one) else round(one, 3) for one in row] for row in weights]
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+# What the page's script takes
+
+
+def spec(explorer: Explorer) -> dict[str, Any]:
+    """An explorer in JSON: figures, and what changes in them with the step and the moment."""
+    scene = explorer.scene
+    has_credit = any(moment.credit for moment in explorer.moments)
+    made: dict[str, Any] = {"name": explorer.name, "about": explorer.about, "seen": scene.seen, "right": scene.right}
+    made["names"] = scene.names
+    made |= {"at": scene.positions, "widths": scene.widths, "places": scene.places, "start": _start(explorer)}
+    made["timeline"] = _timeline(scene, has_credit)
+    made["map"] = _map(explorer) if any(moment.attention for moment in explorer.moments) else None
+    made["image"] = None if scene.places is None else _image(scene)
+    made["moments"] = [
+        {
+            "told": f"after {moment.iteration:,} iterations",
+            "reads": moment.reads,
+            "attention": moment.attention,
+            "credit": moment.credit,
+            "says": moment.says,
+            "of": BATCH if moment.is_mean else "",
+        }
+        for moment in explorer.moments
+    ]
+    return made
+
+
+def _start(explorer: Explorer) -> int:
+    """The step to begin with: of those whose answer counts, and is traced at every moment, the one that looks back
+    farthest."""
+    last = explorer.moments[-1]
+    traced = [set(moment.credit) for moment in explorer.moments if moment.credit]
+    steps = sorted(set.intersection(*traced)) if traced else []
+    steps = steps or [step for step in explorer.scene.right if step in last.reads] or [explorer.scene.steps]
+    return max(steps, key=lambda step: sum(weight * (step - at) for at, weight in last.reads.get(step, [])))
+
+
+def _timeline(scene: Scene, has_credit: bool) -> Figure:
+    """Rows from above: arcs to what a step reads; the sequence; the paths of its credit; the credit of each step."""
+    positions = scene.positions
+    end = positions[-1] + scene.widths[-1] / 2
+    rows = {"y": (0.62, 1.0), "y2": (0.5, 0.61), "y3": (0.25, 0.45), "y4": (0.0, 0.19)}
+    rows = rows if has_credit else {"y": (0.3, 1.0), "y2": (0.03, 0.28)}
+    layout: Figure = {"showlegend": False, "hovermode": "x", "hoverdistance": -1}
+    layout |= {"margin": {"l": 16, "r": 16, "t": 28, "b": 36}, "dragmode": False}
+    layout["xaxis"] = {"range": [0, end], "anchor": "free", "position": 0, "showgrid": False, "zeroline": False}
+    layout["xaxis"] |= {**ticks(scene), "tickangle": 0, "fixedrange": True}
+    for name, domain in rows.items():
+        layout[f"yaxis{name[1:]}"] = {"domain": domain, "range": [0, 1], "visible": False, "fixedrange": True}
+    told = {
+        "y": "reads: arcs to microstates, as wide as their weights",
+        "y2": "",
+        "y4": "credit: the gradient at each step",
+    }
+    told["y3"] = "paths of its credit, as wide as their shares"
+    titles = [(told[name], top) for name, (_, top) in rows.items() if told[name]]
+    note = {"xref": "paper", "yref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
+    layout["annotations"] = [
+        {**note, "text": title, "y": top, "font": {"size": 12, "color": "@muted"}} for title, top in titles
+    ]
+    # Invisible points, one a step in each row, so that the mouse meets the nearest step wherever it is.
+    invisible = {"x": positions, "y": [0.5] * scene.steps, "mode": "markers", "opacity": 0, "hoverinfo": "none"}
+    data = [{**invisible, "yaxis": name} for name in rows]
+    data += _sequence(scene)
+    answers = {"mode": "text", "yaxis": "y2", "x": [positions[step - 1] for step in scene.right], "hoverinfo": "skip"}
+    answers |= {
+        "y": [0.15] * len(scene.right),
+        "cliponaxis": False,
+        "text": [label(one) for one in scene.right.values()],
+        "name": "answers",
+    }
+    data.append({**answers, "textfont": {"family": "@mono", "size": 16, "color": "@muted"}})
+    if has_credit or scene.marked:
+        layout |= {"bargap": 0, "barmode": "overlay"}
+    if has_credit:
+        layout["yaxis4"] |= {"range": None, "autorange": True, "rangemode": "tozero"}
+        bars = {"type": "bar", "yaxis": "y4", "x": [], "y": [], "hoverinfo": "skip", "opacity": 0.85}
+        data += [{**bars, "name": name, "marker": {"color": f"@{name}"}} for name in ("direct", "chain", "skip")]
+    return {"data": data, "layout": layout}
+
+
+def _sequence(scene: Scene) -> list[dict[str, Any]]:
+    """What the steps see, as symbols, bars or a strip of pixels."""
+    common = {"yaxis": "y2", "hoverinfo": "skip"}
+    if scene.places is not None:
+        strip = {
+            "type": "heatmap",
+            "x": scene.positions,
+            "y": [0.7],
+            "z": [[_short(one) for one in scene.values or ()]],
+        }
+        return [{**common, **strip, "dy": 0.5, "colorscale": "@pixels", "showscale": False, "zmin": 0, "zmax": 1}]
+    if scene.values is not None:
+        colours = ["@skip" if step in scene.marked else "@faint" for step in range(1, scene.steps + 1)]
+        values = [_short(0.6 * one) for one in scene.values]
+        bars = {
+            "type": "bar",
+            "x": scene.positions,
+            "y": values,
+            "base": 0.4,
+            "width": 0.8,
+            "marker": {"color": colours},
+        }
+        return [{**common, **bars}]
+    symbols = {
+        "mode": "text",
+        "x": scene.positions,
+        "y": [0.7] * scene.steps,
+        "text": [label(one) for one in scene.seen],
+    }
+    return [{**common, **symbols, "textfont": {"family": "@mono", "size": 16, "color": "@ink"}}]
+
+
+def _map(explorer: Explorer) -> Figure:
+    """The mean attention of the attending steps over the microstates; the script puts in that of the moment."""
+    task = explorer.task
+    attending = [task.attending_steps[place] for place in attending_rows(task)]
+    columns = len(next(moment.attention for moment in explorer.moments if moment.attention)[0])
+    largest = max((one or 0.0 for moment in explorer.moments for row in moment.attention for one in row), default=1.0)
+    data: dict[str, Any] = {"type": "heatmap", "x": [(place + 1) * explorer.k_att for place in range(columns)]}
+    data |= {"y": attending, "z": [], "zmin": 0, "zmax": largest, "colorscale": "@weights", "hoverongaps": False}
+    data["colorbar"] = {"thickness": 10, "outlinewidth": 0, "title": {"text": "weight", "side": "right"}}
+    data["hovertemplate"] = "step %{y} reads step %{x}: %{z}<extra></extra>"
+    layout = {"xaxis": {"title": {"text": "step of the microstate"}, "showgrid": False, "fixedrange": True}}
+    layout["yaxis"] = {
+        "title": {"text": "reading step"},
+        "autorange": "reversed",
+        "showgrid": False,
+        "fixedrange": True,
+    }
+    return {"data": [data], "layout": {**layout, "dragmode": False}}
+
+
+def _image(scene: Scene) -> Figure:
+    """The pixels in their places; the script marks the step, what it reads and where its credit goes."""
+    assert scene.places is not None
+    assert scene.values is not None
+    side = round(scene.steps**0.5)
+    pixels = [[0.0] * side for _ in range(side)]
+    for place, value in zip(scene.places, scene.values, strict=True):
+        pixels[place // side][place % side] = _short(value)
+    image = {"type": "heatmap", "z": pixels, "colorscale": "@pixels", "showscale": False, "hoverinfo": "skip"}
+    marks = {"mode": "markers", "x": [], "y": [], "hoverinfo": "skip"}
+    square = {"visible": False, "fixedrange": True}
+    layout = {"xaxis": {**square, "constrain": "domain"}, "showlegend": False, "dragmode": False}
+    layout["yaxis"] = {**square, "autorange": "reversed", "scaleanchor": "x"}
+    layout["margin"] = {"l": 0, "r": 0, "t": 0, "b": 0}
+    colours = {"credit": "@skip", "reads": "@1", "step": "@ink"}
+    data = [image, *({**marks, "name": name, "marker": {"color": colour}} for name, colour in colours.items())]
+    return {"data": data, "layout": layout}

@@ -1,0 +1,127 @@
+"""The page kept fresh while a run trains, for browsers on this machine alone."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from sab.errors import UserError, UserValueError, check_int
+from sab.lab.report.page import document, explorer
+from sab.lab.report.page.explorer import Explorer
+from sab.lab.report.page.material import Material
+from sab.lab.training.run import Run
+
+LOOPBACK = "127.0.0.1"
+TRACED_STEPS = 600
+"""Fewer than in a report: the run that is watched needs the processor."""
+
+
+class Watch:
+    """A run and what was made of it; every new checkpoint adds a moment to the explorer."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._traced: object = None
+        self._explorer: Explorer | None = None
+        self._parts = self._renewed()
+
+    def parts(self) -> document.Parts:
+        """What the page says now."""
+        with self._lock:
+            if _fingerprint(self._path) != self._seen:
+                self._parts = self._renewed()
+            return self._parts
+
+    def _renewed(self) -> document.Parts:
+        seen = _fingerprint(self._path)
+        name = str(self._path)
+        run = Run.open(self._path)
+        if self._traced != _weights(self._path):
+            self._traced = _weights(self._path)
+            self._explorer = self._explored(name, run)
+        material = Material(runs={name: run})
+        made = document.parts(material, [] if self._explorer is None else [self._explorer])
+        self._seen = seen
+        return made
+
+    def _explored(self, name: str, run: Run) -> Explorer:
+        earlier = () if self._explorer is None else self._explorer.moments
+        try:
+            return explorer.of_run(name, run, TRACED_STEPS, known=earlier)
+        except UserError as mistake:  # no checkpoint yet, or one that is just being replaced
+            return self._explorer if earlier and self._explorer else explorer.unknown(name, run, str(mistake))
+
+
+def _fingerprint(path: Path) -> object:
+    """What changes whenever a run has something new."""
+    files = (path / name for name in ("config.json", "metrics.jsonl", "result.json"))
+    return [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()], _weights(path)
+
+
+def _weights(path: Path) -> list[str]:
+    """The names of the weights that a run has."""
+    return sorted(str(one) for folder in ("checkpoint", "best") for one in (path / folder).glob("step-*"))
+
+
+def serve(path: Path, port: int, ready: Callable[[str], None]) -> None:
+    """Serves the page of a run until it is interrupted; `ready` hears the address when it can be opened."""
+    port = check_int("port", port, 0, maximum=65535)
+    watch = Watch(path)
+    with server(watch, port) as made:
+        ready(f"http://{LOOPBACK}:{made.server_port}/")
+        made.serve_forever(poll_interval=0.2)
+
+
+def server(watch: Watch, port: int) -> ThreadingHTTPServer:
+    """One that listens on this machine's own address alone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # A page of somebody else's can call this machine by a name of its own, but not by these.
+            if self.headers.get("Host") not in (f"{LOOPBACK}:{made.server_port}", f"localhost:{made.server_port}"):
+                return self._answer(403, "text/plain", "this page is for browsers on this machine")
+            contents = {"/": lambda made: document.page(made, is_live=True), "/part": document.part}
+            if self.path not in contents:
+                return self._answer(404, "text/plain", "there is only the one page")
+            try:
+                content = contents[self.path](watch.parts())
+            except (UserError, OSError) as error:  # somebody may remove the run
+                return self._answer(503, "text/plain", str(error))
+            return self._answer(200, "text/html", content)
+
+        def _answer(self, status: int, kind: str, content: str) -> None:
+            body = content.encode()
+            tag = f'"{hashlib.sha256(body).hexdigest()}"'
+            if status == 200 and self.headers.get("If-None-Match") == tag:
+                status, body = 304, b""
+            self.send_response(status)
+            for name, value in (
+                ("Content-Type", f"{kind}; charset=utf-8"),
+                ("Content-Length", str(len(body))),
+                ("ETag", tag),
+                ("Cache-Control", "no-store"),
+                ("X-Content-Type-Options", "nosniff"),
+                ("Referrer-Policy", "no-referrer"),
+            ):
+                self.send_header(name, value)
+            try:
+                self.end_headers()
+                self.wfile.write(body)
+            except ConnectionError:  # a browser that does not wait for the end
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: the command's output is the user's."""
+
+    try:
+        made = ThreadingHTTPServer((LOOPBACK, port), Handler)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserValueError(f"port must be one that is free; {port} is not: {reason}.", "port") from error
+    made.daemon_threads = True
+    return made

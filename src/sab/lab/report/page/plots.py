@@ -1,0 +1,205 @@
+"""The page's figures, as plotly.js takes them. Colours are names, which the page turns into those of its theme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from math import ceil, floor, log10
+from statistics import median
+from typing import Any, NamedTuple
+
+from sab.lab.report import performance
+from sab.lab.report.page.elements import Drawn, Figure, label
+from sab.lab.report.pages import NONE
+from sab.lab.tasks import Headline
+
+COLOURS = [f"@{place}" for place in range(1, 7)]
+"""The page's colours for lines, which people with any kind of colour vision can tell apart."""
+FAINT = "~"
+"""Ends the name of a colour that lets what is behind it be seen."""
+DASHES = ("solid", "dash", "dot")
+
+
+class Curve(NamedTuple):
+    """A metric over the iterations."""
+
+    steps: Sequence[int]
+    values: Sequence[float | None]
+
+
+def axis(title: str, **options: Any) -> dict[str, Any]:
+    """An axis, with its title."""
+    return {"title": {"text": label(title)}, **options}
+
+
+def logarithmic(values: Iterable[float | None]) -> dict[str, Any]:
+    """Options of a logarithmic axis for these values: few ticks, each with a whole number of its own, where plotly.js
+    writes single digits between powers of ten, and one over the other."""
+    found = [value for value in values if value is not None and value > 0]
+    if not found:
+        return {"type": "log"}
+    low, high = log10(min(found)), log10(max(found))
+    steps = (1, 2, 5) if high - low < 1.4 else (1, 3) if high - low < 2.6 else (1,)
+    ticks = [step * 10.0**power for power in range(floor(low) - 1, ceil(high) + 1) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": list(map(_tick, ticks))}
+
+
+def _tick(value: float) -> str:
+    if 1e-3 <= value < 1e6:
+        return f"{value:,.12g}"
+    power = floor(log10(value) + 1e-9)
+    factor = round(value / 10.0**power)
+    return f"{'' if factor == 1 else f'{factor} × '}10<sup>{str(power).replace('-', chr(0x2212))}</sup>"
+
+
+def value_axis(headline: Headline, values: Sequence[float | None]) -> dict[str, Any]:
+    """The axis of a task's metric: a logarithmic one where it is shown by its leading digits, as errors are; of numbers
+    that never come near chance or 0, as bits per character, as long as the values need."""
+    found = [value for value in values if value is not None]
+    if headline.spec.endswith("%"):
+        return axis(headline.label, tickformat=".0%", range=[-0.02, 1.03])
+    if headline.spec.endswith("g") or not found:
+        return axis(headline.label, **logarithmic([*found, headline.chance]))
+    room = 0.06 * (max(found) - min(found)) or 0.1
+    return axis(headline.label, range=[min(found) - room, max(found) + room])
+
+
+# Learning curves
+
+
+def curves(
+    groups: Mapping[str, Sequence[Curve]], headline: Headline, caption: str, over_decades: bool = False
+) -> Drawn:
+    """A line for each group, the median of its seeds, in a band that reaches from the lowest to the highest.
+
+    With `over_decades` the axis of iterations is logarithmic, for runs of very different lengths.
+    """
+    data: list[dict[str, Any]] = []
+    for place, ((name, seeds), colour) in enumerate(zip(groups.items(), cycle(COLOURS), strict=False)):
+        steps, low, middle, high = band(seeds)
+        if len(seeds) > 1:
+            edge = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            edge["legendgroup"] = str(place)
+            data += [{**edge, "y": low}, {**edge, "y": high, "fill": "tonexty", "fillcolor": colour + FAINT}]
+        told = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
+        line = {"color": colour, "width": 2, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
+        mode = "lines+markers" if len(steps) < 10 else "lines"
+        data.append({"x": steps, "y": middle, "mode": mode, "name": label(told), "line": line})
+        data[-1] |= {"marker": {"color": colour}, "legendgroup": str(place)}
+    chance = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": headline.chance, "y1": headline.chance}
+    steps = [step for seeds in groups.values() for curve in seeds for step in curve.steps]
+    values = [value for seeds in groups.values() for curve in seeds for value in curve.values]
+    layout: Figure = {
+        "xaxis": axis("iteration", **(logarithmic(steps) if over_decades else {"rangemode": "tozero"})),
+        "yaxis": value_axis(headline, values),
+    }
+    low, high = layout["yaxis"].get("range", (headline.chance, headline.chance))
+    where = "the dotted line is" if low <= headline.chance <= high else "outside of the figure is"
+    layout["shapes"] = [{**chance, "line": {"color": "@muted", "dash": "dot", "width": 1.5}}]
+    layout["hovermode"] = "x unified"
+    lines = [_last_line(name, seeds, headline) for name, seeds in groups.items()]
+    summary = f"{headline.label} over the iterations; {where} chance, {headline.show(headline.chance)}. "
+    summary += " ".join(
+        f"{name}: {value} after {steps} iterations, {count}." for name, count, steps, value, *_ in lines
+    )
+    header = ("", "runs", "last evaluation", f"{headline.label}, median", "lowest", "highest")
+    return Drawn({"data": data, "layout": layout}, caption, summary, header, lines)
+
+
+def band(seeds: Sequence[Curve]) -> tuple[list[int], list[float | None], list[float | None], list[float | None]]:
+    """The steps at which any seed was evaluated, and the lowest value, the median and the highest value there."""
+    by_step: dict[int, list[float]] = {}
+    for curve in seeds:
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            by_step.setdefault(step, []).extend([] if value is None else [value])
+    steps = sorted(by_step)
+    found = [by_step[step] for step in steps]
+    low, middle, high = ([shown(how(values)) if values else None for values in found] for how in (min, median, max))
+    return steps, low, middle, high
+
+
+def shown(value: float) -> float:
+    """A number with as many digits as a figure needs."""
+    return float(f"{value:.5g}")
+
+
+def _last_line(name: str, seeds: Sequence[Curve], headline: Headline) -> list[str]:
+    steps, low, middle, high = band(seeds)
+    values = [NONE if not one or one[-1] is None else headline.show(one[-1]) for one in (middle, low, high)]
+    return [name, f"{len(seeds)} run{'s' * (len(seeds) > 1)}", f"{steps[-1]:,}" if steps else NONE, *values]
+
+
+# The benchmark
+
+
+def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
+    """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
+    entry, symbol = performance.SWEPT[case]
+    way, chosen = performance.common_way(records), performance.BOTH
+    points: dict[str, dict[int, float]] = {}
+    for record in records:
+        for name, of in ((f"SAB, {record['scorer']}", "ours"), ("torch.nn.LSTM", "nn.LSTM")):
+            time = shown(performance.microseconds_a_step(record, way, chosen, of))
+            known = points.setdefault(name, {})
+            known[record[entry]] = min(time, known.get(record[entry], time))
+    data = [
+        {"x": sorted(known), "y": [known[one] for one in sorted(known)], "mode": "lines+markers", "name": label(name)}
+        | {"line": {"color": "@muted", "dash": "dash"} if name == "torch.nn.LSTM" else {"color": colour}}
+        for (name, known), colour in zip(points.items(), cycle(COLOURS), strict=False)
+    ]
+    swept = sorted({record[entry] for record in records})
+    called = {"T": "steps T", "n": "hidden size n"}[symbol]
+    told = swept[:1]
+    for one in swept[1:]:
+        told += [one] if one >= 1.4 * told[-1] else []  # nearer ones would be written over each other
+    layout: Figure = {"xaxis": axis(called, type="log", tickvals=told, ticktext=[f"{one:,}" for one in told])}
+    layout["yaxis"] = axis(
+        "microseconds a step", **logarithmic(time for known in points.values() for time in known.values())
+    )
+    caption = f"What a step costs against {called}, forward and backward, {_way(way)}"
+    lines = [[f"{one:,}", *(_microseconds(known.get(one)) for known in points.values())] for one in swept]
+    ends = ", ".join(
+        f"{name} {_microseconds(known[min(known)])} to {_microseconds(known[max(known)])}"
+        for name, known in points.items()
+    )
+    summary = f"Microseconds a step from {called} = {swept[0]:,} to {swept[-1]:,}: {ends}."
+    return Drawn({"data": data, "layout": layout}, caption, summary, (symbol, *points), lines)
+
+
+def ratios(records: Sequence[performance.Record]) -> Drawn:
+    """How long the required cases take beside nn.LSTM, the lowest of our precisions, and what was aimed at."""
+    found = performance.verdicts(records)
+    data: list[dict[str, Any]] = []
+    cases = [f"{one['case']}, {one['scorer']}" for one in found]
+    places, target = list(range(len(cases))), "at most, by the target"
+    columns: dict[str, list[float | None]] = {}
+    for way, colour in zip(dict.fromkeys(way for one in found for way in one["ratio"]), COLOURS, strict=False):
+        values = columns[_way(way)] = [shown(one["ratio"][way]) if way in one["ratio"] else None for one in found]
+        bars = {"type": "bar", "x": places, "y": values, "name": _way(way), "marker": {"color": colour}}
+        data.append({**bars, "hovertext": cases, "hovertemplate": "%{hovertext}: %{y}"})
+    columns[target] = [one["target"] for one in found]
+    # A line over the bars of each case, as wide as they are.
+    ends = [end for place in places for end in (place - 0.4, place + 0.4, None)]
+    heights = [height for one in columns[target] for height in (one, one, None)]
+    data.append({"x": ends, "y": heights, "mode": "lines", "name": target, "line": {"color": "@ink", "width": 2}})
+    data[-1]["hoverinfo"] = "skip"
+    layout: Figure = {"xaxis": axis("case, scorer", tickvals=places, ticktext=list(map(label, cases)), showgrid=False)}
+    layout["xaxis"]["range"] = [-0.6, len(cases) - 0.4]
+    layout |= {"yaxis": axis("time over nn.LSTM's", rangemode="tozero"), "barmode": "group"}
+    lines = [
+        [case, *(NONE if value is None else f"{value:.2f}" for value in values)]
+        for case, *values in zip(cases, *columns.values(), strict=True)
+    ]
+    header = ("case, scorer", *columns)
+    told = " ".join(performance.summary(records))
+    return Drawn(
+        {"data": data, "layout": layout}, "Time over that of torch.nn.LSTM, forward and backward", told, header, lines
+    )
+
+
+def _way(way: str) -> str:
+    return "from a CUDA graph" if way == "graph" else "as called"
+
+
+def _microseconds(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3g}"

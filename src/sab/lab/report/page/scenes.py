@@ -1,0 +1,128 @@
+"""A task's sequence as the explorer draws it along time: what each step sees, and the answers that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from sab.lab.tasks import MNIST, Adding, CharacterTask, Copying, Task
+from sab.lab.tasks.copying import BLANK, DIGITS, MARKER
+from sab.lab.tasks.mnist import PIXELS, permutation
+
+SIGNS = {" ": "·", "\n": "↵"}
+"""How characters are shown that would not be seen."""
+NOTHING = "·"
+NARROWEST = 0.04
+"""Of an ordinary step's width, that of one at which nothing happens in a long sequence."""
+
+MOST_TICKS = 11
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A sequence. Steps are counted from 1."""
+
+    seen: list[str]
+    """What each step sees, in a few characters."""
+    right: dict[int, str] = field(default_factory=dict)
+    """The right answer at the steps where one counts."""
+    values: list[float] | None = None
+    """What each step sees as a number, where that is more than a symbol."""
+    marked: list[int] = field(default_factory=list)
+    """Steps that stand out."""
+    places: list[int] | None = None
+    """The place of each step's pixel in an image, counted along its lines."""
+    quiet: frozenset[int] = frozenset()
+    """Steps at which nothing happens, which need little room."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What signs are called in a sentence."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.seen)
+
+    @property
+    def widths(self) -> list[float]:
+        """The room of each step: quiet ones together have no more than the others, since there may be thousands."""
+        loud = self.steps - len(self.quiet)
+        narrow = max(min(0.25, loud / max(len(self.quiet), 1)), NARROWEST) if loud else 1.0
+        return [narrow if step in self.quiet else 1.0 for step in range(1, self.steps + 1)]
+
+    @property
+    def positions(self) -> list[float]:
+        """Where the middle of each step is."""
+        ends, end = [], 0.0
+        for width in self.widths:
+            end += width
+            ends.append(round(end - width / 2, 4))
+        return ends
+
+
+def scene_of(task: Task, inputs: Tensor, targets: Tensor, row: int = 0) -> Scene:
+    """The sequence in a row of a batch."""
+    if isinstance(task, Copying):
+        return _digits(inputs[:, row].tolist(), targets[:, row].tolist())
+    if isinstance(task, CharacterTask):
+        seen, said = (_signs(task.decode(symbols[:, row].tolist())) for symbols in (inputs, targets))
+        return Scene(seen, dict(enumerate(said, start=1)), names={SIGNS[" "]: "a space", SIGNS["\n"]: "a line's end"})
+    if isinstance(task, Adding):
+        values, marks = inputs[:, row].t().tolist()
+        marked = [step for step, mark in enumerate(marks, start=1) if mark]
+        return Scene([f"{value:.2f}" for value in values], {len(values): f"{targets[row]:.2f}"}, values, marked)
+    if isinstance(task, MNIST):
+        pixels = inputs[:, row, 0].tolist()
+        places = permutation().tolist() if task.permuted else list(range(PIXELS))
+        return Scene([f"{pixel:.2f}" for pixel in pixels], {PIXELS: str(int(targets[row]))}, pixels, places=places)
+    return Scene([NOTHING] * len(inputs), {len(inputs): "?"})
+
+
+def unknown_scene(task: Task) -> Scene:
+    """A sequence whose data are not here."""
+    return Scene([NOTHING] * task.steps)
+
+
+def said(task: Task, outputs: Tensor) -> dict[int, str]:
+    """What a model answers with its outputs for one sequence, [T, output_size], at the steps where it counts."""
+    steps = len(outputs)
+    if isinstance(task, Copying):
+        return {step: _digit(int(outputs[step - 1].argmax())) for step in range(steps - DIGITS + 1, steps + 1)}
+    if isinstance(task, CharacterTask):
+        return dict(enumerate(_signs(task.decode(outputs.argmax(-1).tolist())), start=1))
+    if isinstance(task, Adding):
+        return {steps: f"{outputs[-1, 0]:.2f}"}
+    if isinstance(task, MNIST):
+        return {steps: str(int(outputs[-1].argmax()))}
+    return {}
+
+
+def _digits(inputs: Sequence[int], targets: Sequence[int]) -> Scene:
+    answers = range(len(inputs) - DIGITS + 1, len(inputs) + 1)
+    seen = ["?" if symbol == MARKER else _digit(symbol) for symbol in inputs]
+    quiet = {step for step, symbol in enumerate(inputs, start=1) if symbol == BLANK} - set(answers)
+    names = {NOTHING: "a blank", "?": "the marker"}
+    return Scene(seen, {step: _digit(targets[step - 1]) for step in answers}, quiet=frozenset(quiet), names=names)
+
+
+def _digit(symbol: int) -> str:
+    return NOTHING if symbol == BLANK else str(symbol)
+
+
+def _signs(characters: str) -> list[str]:
+    return [SIGNS.get(one, one) for one in characters]
+
+
+def ticks(scene: Scene) -> dict[str, Any]:
+    """The steps that a time axis names, as many as have room, and where they are."""
+    positions, steps = scene.positions, scene.steps
+    edges = [step for step in range(2, steps) if (step in scene.quiet) != (step + 1 in scene.quiet)]
+    round_ones = [step for every in (100, 50, 20, 10, 5) for step in range(every, steps, every)]
+    room = (positions[-1] + scene.widths[-1] / 2) / MOST_TICKS
+    chosen: list[int] = []
+    for step in (steps, 1, *scene.marked, *edges, *round_ones):
+        if all(abs(positions[step - 1] - positions[other - 1]) >= room for other in chosen):
+            chosen.append(step)
+    chosen.sort()
+    return {"tickvals": [positions[step - 1] for step in chosen], "ticktext": [f"{step:,}" for step in chosen]}

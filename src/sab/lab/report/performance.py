@@ -1,0 +1,390 @@
+"""The benchmark's records as tables: in a terminal, and in the page docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from sab.errors import UserValueError
+from sab.lab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST
+from sab.lab.report import pages
+from sab.lab.report.pages import NONE, markdown
+from sab.lab.stored import first_mismatch, read_json_lines
+
+Record = dict[str, Any]
+BEGIN, END = pages.marks("benchmark")
+"""What the page has around the part that is made from records."""
+BOTH, FORWARD = "forward+backward", "forward"
+SWEPT = {"T": ("steps", "T"), "n": ("hidden_size", "n")}
+"""The sweeps: which entry of a record they vary, and what the mathematics calls it."""
+HEADER = (
+    "case",
+    "scorer",
+    "precision",
+    "backend",
+    "ours, ms",
+    "nn.LSTM, ms",
+    "ratio",
+    "graph: ours, ms",
+    "nn.LSTM, ms",
+    "ratio",
+    "forward alone",
+    "memory",
+    "target",
+    "met",
+)
+NEEDED = {
+    **dict.fromkeys(("device", "case", "scorer", "precision", "date"), str),
+    **dict.fromkeys(("hidden_size", "batch_size", "steps", "k_top", "k_att", "input_size"), int),
+    "kind": Literal["required", "context", "sweep"],
+    "k_trunc": int | None,
+    "beside": str | None,
+    "quick": bool,
+    "target": float | None,
+    "commit": str | None,
+    "versions": dict[str, str],
+    "threads": int,
+}
+OPTIONAL = {
+    "backend": str,
+    "error": str,
+    "milliseconds": dict[str, dict[str, dict[str, dict[Literal["median", "min", "repeats"], float]]]],
+    "ratio": dict[Literal["eager", "graph"], dict[str, float]],
+    "speedup": dict[str, float],
+    "memory_ratio": float,
+}
+"""What a record has, in whatever way it was measured, and what else it may have that is looked at."""
+DISTURBED = 1.5
+"""How far the median may be above the fastest call."""
+
+
+def load(paths: Sequence[Path]) -> list[Record]:
+    """The records of files of JSON lines; of several about the same thing the newest, in the order of the cases."""
+    records: dict[tuple[Any, ...], Record] = {}
+    for path in paths:
+        wanted = f"records {str(path)!r} must be a file of JSON lines that `sab bench --output` wrote"
+        try:
+            read = read_json_lines(path)
+        except (OSError, ValueError) as error:
+            raise UserValueError(f"{wanted}; it cannot be read: {error}.") from error
+        if not read or any(not isinstance(record, dict) or record.get("schema") != SCHEMA for record in read):
+            raise UserValueError(f"{wanted}; its lines are none of this version.")
+        for number, record in enumerate(read, start=1):
+            if not record.keys() >= NEEDED.keys() or first_mismatch(record, NEEDED | OPTIONAL) or not _is_whole(record):
+                raise UserValueError(f"{wanted}; line {number} is not as it writes one.")
+        for record in read:
+            key = _key(record)
+            if not record["quick"] and (key not in records or records[key]["date"] <= record["date"]):
+                records[key] = record
+    kinds = ("required", "context", "sweep")
+    return sorted(records.values(), key=lambda record: (kinds.index(record["kind"]), record["case"]))
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether a record has all that the tables and figures take from it, given that its entries are of their types."""
+    try:
+        line(record)
+        if "error" not in record:
+            ways = record["ratio"] | ({"eager": (BOTH, FORWARD)} if record["case"] in SWEPT else {})
+            for way, passes in ways.items():
+                for one in passes:
+                    microseconds_a_step(record, way, one)
+                    microseconds_a_step(record, way, one, "nn.LSTM")
+    except (KeyError, ValueError, ZeroDivisionError):
+        return False
+    return True
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    names = ("device", "case", "kind", "hidden_size", "steps", "scorer", "precision", "beside")
+    return tuple(record[name] for name in names)
+
+
+# Targets
+
+
+def is_disturbed(record: Record) -> bool:
+    """Whether a median is so far above the fastest call that something else must have kept the device busy."""
+    times = (ways.get("eager", {}).get(BOTH) for ways in record.get("milliseconds", {}).values())
+    return any(one["median"] > DISTURBED * one["min"] for one in times if one is not None)
+
+
+def met(record: Record) -> dict[str, bool]:
+    """Whether a record meets its target, by the way it was called; empty without a target or a fair measurement."""
+    target = record["target"]
+    if target is None or "error" in record or is_disturbed(record):
+        return {}
+    if record["kind"] == "context":
+        return {"eager": record["speedup"][BOTH] >= target}
+    return {way: ratio[BOTH] <= target for way, ratio in record["ratio"].items() if BOTH in ratio}
+
+
+def verdicts(records: Iterable[Record]) -> list[Record]:
+    """For each case and scorer with a target the lowest ratio of our precisions, by the way of calling."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        if record["kind"] == "required" and met(record):
+            groups.setdefault((record["device"], record["case"], record["scorer"]), []).append(record)
+    made: list[Record] = []
+    for (_, case, scorer), group in groups.items():
+        ratios = [(way, ratio[BOTH]) for record in group for way, ratio in record["ratio"].items() if BOTH in ratio]
+        ratio = {way: min(value for other, value in ratios if other == way) for way, _ in ratios}
+        made.append({"case": case, "scorer": scorer, "target": group[0]["target"], "ratio": ratio})
+    return made
+
+
+def summary(records: Sequence[Record]) -> list[str]:
+    """What came of the targets, in a sentence for each."""
+    told: list[str] = []
+    found = verdicts(records)
+    ways = dict.fromkeys(way for verdict in found for way in verdict["ratio"])
+    names = {"eager": "called as a user does", "graph": "replayed from a CUDA graph"}
+    for way in ways:
+        judged = [verdict for verdict in found if way in verdict["ratio"]]
+        missed = [verdict for verdict in judged if verdict["ratio"][way] > verdict["target"]]
+        at_most_one = sum(verdict["ratio"][way] <= 1.0 for verdict in judged)
+        sentence = f"{len(judged) - len(missed)} of {len(judged)} targets are met {names[way]}"
+        sentence += f", {at_most_one} with a ratio of at most 1"
+        if missed:
+            which = (
+                f"{one['case']} {one['scorer']} {one['ratio'][way]:.2f} (at most {one['target']:g})" for one in missed
+            )
+            sentence += f"; not met: {', '.join(which)}"
+        told.append(sentence + ".")
+    disturbed = sum(map(is_disturbed, records))
+    if disturbed:
+        told.append(
+            f"{disturbed} of {len(records)} rows were disturbed, with medians above {DISTURBED:g} times the fastest "
+            "call, and are not judged: measure them again when nothing else runs."
+        )
+    memory = [record for record in records if record["kind"] == "required" and "memory_ratio" in record]
+    if memory:
+        most = max(memory, key=lambda record: record["memory_ratio"])
+        within = sum(record["memory_ratio"] <= MEMORY for record in memory)
+        told.append(
+            f"A training step takes at most {MEMORY:g} times nn.LSTM's memory in {within} of {len(memory)} rows; "
+            f"the most is {most['memory_ratio']:.2f} (case {most['case']}, {most['scorer']}, {most['precision']})."
+        )
+    return told
+
+
+# Cells
+
+
+def cells(record: Record) -> list[str]:
+    """A record as a row below HEADER."""
+    start = [record["case"], record["scorer"], record["precision"], record.get("backend", NONE)]
+    target = NONE if record["target"] is None else f"{record['target']:g}"
+    if "error" in record:
+        return [*start, "failed", *[NONE] * (len(HEADER) - 7), target, NONE]
+    memory = record.get("memory_ratio")
+    forward = record["ratio"].get("eager", {}).get(FORWARD)
+    return [
+        *start,
+        *_times(record, "eager"),
+        *_times(record, "graph"),
+        NONE if forward is None else f"{forward:.2f}",
+        NONE if memory is None else f"{memory:.2f}",
+        target,
+        _verdict(record),
+    ]
+
+
+def _times(record: Record, way: str) -> list[str]:
+    if BOTH not in record["ratio"].get(way, {}):
+        return [NONE] * 3
+    ours = record["milliseconds"]["ours"][way][BOTH]["median"]
+    return [_number(ours), _number(torch_milliseconds(record, way, BOTH)), f"{record['ratio'][way][BOTH]:.2f}"]
+
+
+def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
+    """The fastest that nn.LSTM was in a record."""
+    milliseconds = record["milliseconds"]
+    return min(
+        milliseconds[name][way][chosen]["median"]
+        for name in (TORCH, TORCH_AUTOCAST)
+        if chosen in milliseconds.get(name, {}).get(way, {})
+    )
+
+
+def _verdict(record: Record) -> str:
+    ways = met(record)
+    if not ways:
+        return "disturbed" if is_disturbed(record) and record["target"] is not None else NONE
+    if len(set(ways.values())) == 1:
+        return "yes" if all(ways.values()) else "no"
+    return f"{next(way for way, is_met in ways.items() if is_met)} only"
+
+
+def _number(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
+def line(record: Record) -> str:
+    """What a person reads of a record when it is there."""
+    label = f"{record['case']}  n={record['hidden_size']} T={record['steps']}  {record['scorer']} {record['precision']}"
+    if record["beside"] is not None:
+        label += f", {record['beside']}"
+    if "error" in record:
+        return f"{label}: failed: {record['error']}"
+    parts: list[str] = []
+    for way, ratio in record["ratio"].items():
+        if BOTH in ratio:
+            ours, torchs, told = _times(record, way)
+            parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {told}")
+    if record["kind"] == "context":
+        beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
+        parts.append(f"{record['beside']} {_number(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")
+    if record["target"] is not None:
+        bound = "at least" if record["kind"] == "context" else "at most"
+        parts.append(f"target {bound} {record['target']:g}: {_verdict(record)}")
+    return f"{label}: {'; '.join(parts)}"
+
+
+def table(records: Sequence[Record]) -> Table:
+    """The records but for the context, for a terminal; a column that would be empty is left out."""
+    header = (
+        "case",
+        "scorer",
+        "precision",
+        "ours / nn.LSTM, ms",
+        "from a graph, ms",
+        "forward",
+        "memory",
+        "target",
+        "met",
+    )
+    rows: list[list[str]] = []
+    for record in records:
+        if record["kind"] == "context":
+            continue
+        case, scorer, precision, _, *rest = cells(record)
+        if record["case"] in SWEPT:
+            entry, symbol = SWEPT[record["case"]]
+            case = f"{symbol}={record[entry]}"
+        rows.append([case, scorer, precision, _compact(rest[:3]), _compact(rest[3:6]), *rest[6:]])
+    shown = [place for place in range(len(header)) if place < 4 or any(row[place] != NONE for row in rows)]
+    made = Table(title="forward and backward: ours / torch.nn.LSTM with full backpropagation = ratio")
+    for place in shown:
+        made.add_column(header[place], justify="left" if place < 3 else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(row[place] for place in shown))
+    return made
+
+
+def _compact(times: Sequence[str]) -> str:
+    ours, torchs, ratio = times
+    return ours if torchs == NONE else f"{ours} / {torchs} = {ratio}"
+
+
+# The page
+
+
+def page_part(records: Sequence[Record], images: str) -> str:
+    """The part of the page that is made from records; `images` is where the page finds the figures."""
+    if not records:
+        return "Nothing has been measured yet."
+    parts = [_about(records)]
+    required = [record for record in records if record["kind"] == "required"]
+    if required:
+        parts += [_configurations(required), *summary(records), markdown(HEADER, map(cells, required))]
+    failed = [f"- {line(record)}" for record in records if "error" in record]
+    if failed:
+        parts.append("\n".join(["What could not be measured:", "", *failed]))
+    parts += [part for part in (_context(records), *(_sweep(records, case, images) for case in SWEPT)) if part]
+    return "\n\n".join(parts)
+
+
+def _about(records: Sequence[Record]) -> str:
+    machines: dict[str, list[Record]] = {}
+    for record in records:
+        machines.setdefault(record["device"], []).append(record)
+    told: list[str] = []
+    for device, group in machines.items():
+        newest = max(group, key=lambda record: record["date"])
+        versions = ", ".join(f"{name} {version}" for name, version in newest["versions"].items())
+        commits = ", ".join(sorted({str(record["commit"])[:12] for record in group if record["commit"]})) or "not known"
+        threads = f", {newest['threads']} threads" if device.startswith("cpu") else ""
+        told.append(f"- {device}{threads}: {versions}; commit {commits}; {newest['date'][:10]}")
+    return "\n".join(["Measured on", "", *told])
+
+
+def _configurations(records: Sequence[Record]) -> str:
+    names = ("hidden_size", "batch_size", "steps", "k_top", "k_att", "k_trunc", "input_size")
+    header = ("case", "where", "n", "B", "T", "k_top", "k_att", "k_trunc", "input")
+    rows = {(record["case"], record["device"], *(str(record[name]) for name in names)): None for record in records}
+    return markdown(header, rows)
+
+
+def _context(records: Sequence[Record]) -> str | None:
+    rows: list[list[str]] = []
+    for record in records:
+        if record["kind"] == "context" and "error" not in record:
+            beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
+            ours = record["milliseconds"]["ours"]["eager"][BOTH]["median"]
+            target = NONE if record["target"] is None else f"{record['target']:g}"
+            start = [record["case"], record["beside"], record["scorer"], str(record["steps"])]
+            end = [f"{record['speedup'][BOTH]:.1f}", target, _verdict(record)]
+            rows.append([*start, _number(beside), _number(ours), *end])
+    if not rows:
+        return None
+    header = ("case", "beside", "scorer", "T", "its time, ms", "ours, ms", "times as fast", "at least", "met")
+    return "For context, this layer beside the definition it is held to:\n\n" + markdown(header, rows)
+
+
+def swept_records(records: Sequence[Record], case: str) -> list[Record]:
+    """The records of a sweep."""
+    return [record for record in records if record["case"] == case and "error" not in record]
+
+
+def _sweep(records: Sequence[Record], case: str, images: str) -> str | None:
+    swept = swept_records(records, case)
+    if not swept:
+        return None
+    entry, symbol = SWEPT[case]
+    way = common_way(swept)
+    scorers = list(dict.fromkeys(record["scorer"] for record in swept))
+    points: dict[int, dict[str, Record]] = {}
+    for record in swept:
+        points.setdefault(record[entry], {})[record["scorer"]] = record
+    rows: list[list[str]] = []
+    for point, by_scorer in sorted(points.items()):
+        torchs = min(microseconds_a_step(record, way, BOTH, "nn.LSTM") for record in by_scorer.values())
+        ours = [microseconds_a_step(by_scorer[one], way, BOTH) if one in by_scorer else None for one in scorers]
+        rows.append([str(point), *(NONE if one is None else _number(one) for one in ours), _number(torchs)])
+    how = "from a CUDA graph" if way == "graph" else "as called"
+    title = f"Microseconds a step against {symbol}, forward and backward, {how}:"
+    picture = f"![Time a step against {symbol}]({images}/{sweep_picture(case)})"
+    return f"{title}\n\n{markdown((symbol, *scorers, 'nn.LSTM'), rows)}\n\n{picture}"
+
+
+def sweep_picture(case: str) -> str:
+    """The file of a sweep's figure."""
+    return f"time-against-{SWEPT[case][1]}.png"
+
+
+def common_way(records: Sequence[Record]) -> str:
+    """The way of calling that is closest to the device's own time and that all records have."""
+    return "graph" if all({BOTH, FORWARD} <= record["ratio"].get("graph", {}).keys() for record in records) else "eager"
+
+
+def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours") -> float:
+    """Time of a pass over its number of steps."""
+    if of == "nn.LSTM":
+        milliseconds = torch_milliseconds(record, way, chosen)
+    else:
+        milliseconds = record["milliseconds"][of][way][chosen]["median"]
+    return milliseconds * 1e3 / record["steps"]
+
+
+def renew(page: Path, records: Sequence[Record], images: str) -> None:
+    """Writes the part of the page that is made from records."""
+    pages.renew(page, "benchmark", page_part(records, images), "page")
+
+
+def renewed(text: str, records: Sequence[Record], images: str, page: Path) -> str:
+    """The page's text with its part that is made from records made anew."""
+    return pages.renewed(text, "benchmark", page_part(records, images), page, "page")

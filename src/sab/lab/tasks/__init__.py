@@ -1,0 +1,29 @@
+"""The tasks. To add one, write its file and name its class in TASKS: the command line follows from that."""
+
+from __future__ import annotations
+
+from sab.lab.tasks.adding import Adding
+from sab.lab.tasks.base import DrawnTask, Headline, Split, Task
+from sab.lab.tasks.characters import CharacterTask
+from sab.lab.tasks.copying import Copying
+from sab.lab.tasks.mnist import MNIST
+from sab.lab.tasks.ptb import PTB
+from sab.lab.tasks.stored import StoredTask
+from sab.lab.tasks.text8 import Text8
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Copying, Adding, PTB, Text8, MNIST)}
+
+__all__ = [
+    "MNIST",
+    "PTB",
+    "TASKS",
+    "Adding",
+    "CharacterTask",
+    "Copying",
+    "DrawnTask",
+    "Headline",
+    "Split",
+    "StoredTask",
+    "Task",
+    "Text8",
+]

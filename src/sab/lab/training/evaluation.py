@@ -1,0 +1,199 @@
+"""What a model makes of a task's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sab.errors import UserValueError, check_int
+from sab.lab.models import SequenceModel
+from sab.lab.tasks import CharacterTask, Split, StoredTask, Task
+from sab.lab.training import distributed
+from sab.lab.training.config import TrainConfig
+from sab.state import SABState
+
+
+def evaluate(
+    model: nn.Module, task: Task, config: TrainConfig, split: Split = "test", batches: int | None = None
+) -> dict[str, float]:
+    """Means of the task's metrics over the first `batches` batches of a split, by default as many as `config` says.
+
+    Where that is None, they are over all of the split, each of its targets counted once.
+    """
+    count = config.eval_batches if batches is None else check_int("batches", batches, 1)
+    device = next(model.parameters()).device
+    return mean_metrics(model, task, config, _batches(task, config, split, count, device))
+
+
+def mean_metrics(
+    model: nn.Module, task: Task, config: TrainConfig, batches: Iterable[tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """Means of the task's metrics over some batches, in which every target counts the same."""
+    seen: list[tuple[int, dict[str, Tensor]]] = []
+    with _evaluating(model):
+        for inputs, targets in distributed.take_turns(batches):
+            seen.append((targets.numel(), task.metrics(predict(model, inputs, config), targets)))
+    # Only now, as looking at a number waits for the device.
+    mine = [(size, {name: value.item() for name, value in metrics.items()}) for size, metrics in seen]
+    found = distributed.gathered(mine)
+    sizes = {size for size, _ in found}
+    weights = [1 if len(sizes) == 1 else size for size, _ in found]
+    return {
+        name: sum(weight * metrics[name] for weight, (_, metrics) in zip(weights, found, strict=True)) / sum(weights)
+        for name in found[0][1]
+    }
+
+
+def evaluate_fully(
+    model: SequenceModel,
+    task: Task,
+    config: TrainConfig,
+    split: Split = "test",
+    streams: int | None = None,
+    memory: int | None = None,
+) -> dict[str, float]:
+    """What `evaluate` finds, in all of the split where it has an end, and where sequences continue each other the same
+    with the state carried through, as `carried_bits` has it."""
+    _check_is_text(task, streams=streams, memory=memory)
+    found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
+    if isinstance(task, CharacterTask):
+        characters = task.characters(split)
+        count = min(config.batch_size, len(characters) - 1) if streams is None else streams
+        bits = carried_bits(model, task, config, characters, count, memory)
+        found["bits_per_character_carried"] = distributed.firsts(bits)
+    return found
+
+
+def _check_is_text(task: Task, **options: int | None) -> None:
+    """Whether options that are about texts alone are given for one."""
+    for option, value in options.items():
+        if value is not None and not isinstance(task, CharacterTask):
+            raise UserValueError(
+                f"{option} must be None for task {task.name}, which is no text; got {value!r}.", option
+            )
+
+
+def carried_bits(
+    model: SequenceModel,
+    task: CharacterTask,
+    config: TrainConfig,
+    characters: Tensor,
+    streams: int,
+    memory: int | None = None,
+) -> float:
+    """Bits per character of a text, [N], with state and macrostate carried through from one sequence to the next.
+
+    The text is read at `streams` places side by side, each of which begins afresh and goes on to where the next one
+    began. Each character but the first is said once. A quarter of a sequence is read at a time, before which all but
+    the latest microstates are forgotten, as `remember` has it.
+    """
+    check_int("streams", streams, 1)
+    check_int("memory", memory, 0, optional=True)
+    said = len(characters) - 1
+    if streams > said:
+        raise UserValueError(
+            f"streams must be at most {said}, the number of characters to say; got {streams}.", "streams"
+        )
+    edge = said // streams * streams
+    seen, to_say = (text[:edge].view(streams, -1).t() for text in (characters, characters[1:]))
+    with _evaluating(model):
+        found, state = _read_on(model, task, config, seen, to_say, None, memory)
+        if edge < said:  # the last place goes on to the end
+            state = state.select([streams - 1])
+            rest = characters[edge:].unsqueeze(1)
+            found += _read_on(model, task, config, rest[:-1], rest[1:], state, memory)[0]
+    return sum(size * bits.item() for size, bits in found) / said
+
+
+def remember(model: SequenceModel, task: CharacterTask, state: SABState, memory: int | None) -> SABState:
+    """What a text goes on from: the latest `memory` microstates or, if None, as many as a sequence has in training.
+
+    A model that selects among far more than it was trained on finds some that score higher than any did then.
+    """
+    return state.recent(task.steps // model.config.k_att if memory is None else memory)
+
+
+def _read_on(
+    model: SequenceModel,
+    task: CharacterTask,
+    config: TrainConfig,
+    inputs: Tensor,
+    targets: Tensor,
+    state: SABState | None,
+    memory: int | None,
+) -> tuple[list[tuple[int, Tensor]], SABState]:
+    """Bits per character of each piece of some texts side by side, with its size, and the state at their end."""
+    device = next(model.parameters()).device
+    found: list[tuple[int, Tensor]] = []
+    piece = max(task.steps // 4, 1)
+    for start in range(0, len(inputs), piece):
+        seen, said = (text[start : start + piece].to(device).long() for text in (inputs, targets))
+        outputs, state = predict_on(model, seen, state, config)
+        state = remember(model, task, state, memory)
+        found.append((said.numel(), task.metrics(outputs, said)["bits_per_character"]))
+    assert state is not None  # there is at least one character
+    return found, state
+
+
+def _batches(
+    task: Task, config: TrainConfig, split: Split, count: int | None, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first `count` batches of a split, or all of it."""
+    if count is None:
+        if not isinstance(task, StoredTask):
+            raise UserValueError(
+                f"batches must be a whole number for task {task.name}, whose data have no end.", "batches"
+            )
+        yield from task.whole(split, config.batch_size, device, config.dtype)
+    else:
+        for index in range(count):
+            yield task.batch(config.seed, index, config.batch_size, split, device, config.dtype)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def predict(model: nn.Module, inputs: Tensor, config: TrainConfig, kept: Tensor | None = None) -> Tensor:
+    """The model's outputs, in full precision also where the model computes in less; `kept` as the model takes it."""
+    return predict_on(model, inputs, None, config, kept)[0]
+
+
+def predict_on(
+    model: nn.Module, inputs: Tensor, state: SABState | None, config: TrainConfig, kept: Tensor | None = None
+) -> tuple[Tensor, SABState]:
+    """The same for a sequence that goes on from a state, and the state that it ends in."""
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+        outputs, end = model(inputs, state, kept=kept)
+    return outputs.to(config.dtype), end
+
+
+def mean_attention(model: SequenceModel, task: Task, config: TrainConfig, split: Split = "test") -> Tensor:
+    """Attention weights averaged over a batch, [layers, attending steps, microstates]; NaN before a microstate exists.
+
+    The model must have a memory, and the task more steps than k_att.
+    """
+    k_att, device = model.config.k_att, next(model.parameters()).device
+    inputs, _ = task.batch(config.seed, 0, config.batch_size, split, device, config.dtype)
+    with _evaluating(model):
+        _, _, attention = model(inputs, return_attention=True)
+    columns = (task.attending_steps[-1] - 1) // k_att
+    numbers, selected = attention.numbers.cpu(), attention.weights.cpu()
+    none = columns  # a column of its own for slots that selected nothing
+    full = selected.new_zeros(*selected.shape[:-1], columns + 1)
+    full.scatter_add_(-1, torch.where(numbers < 0, none, numbers), selected)
+    mean = full[..., :none].mean(-2).reshape(model.config.num_layers, task.steps, columns)
+    attending = torch.tensor(task.attending_steps)
+    kept_at = (torch.arange(columns) + 1) * k_att
+    return mean[:, attending - 1].masked_fill(kept_at >= attending[:, None], float("nan"))

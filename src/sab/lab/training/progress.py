@@ -1,0 +1,188 @@
+"""What a person sees of a run while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.progress import Task as Bar
+from rich.table import Column
+from rich.text import Text
+
+from sab.lab.tasks import Headline
+
+
+class Progress:
+    """Hears what a run does; this one, which the others derive from, keeps it to itself."""
+
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        """The run starts, or goes on, after `step` of its `iterations`; `where` tells device and folder."""
+
+    def iteration(self, step: int, loss: float) -> None:
+        """Update number `step` was made, and its loss is known; on a GPU that is told of some updates only."""
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        """An evaluation was written to metrics.jsonl as `line`, which here also tells the best so far: the headline
+        metric, `best`, and the iteration, `best_at`."""
+
+    def end(self) -> None:
+        """The run makes no further update."""
+
+
+class Careful(Progress):
+    """Passes all on to another, until that cannot be written any more, as where the terminal is gone.
+
+    From then on it is silent, and `failure` has the reason: a run ends with a checkpoint before that is raised.
+    """
+
+    def __init__(self, progress: Progress):
+        self.failure: BaseException | None = None
+        self._progress = progress
+
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        self._progress.begin(headline, step, iterations, where)  # nothing is lost yet
+
+    def iteration(self, step: int, loss: float) -> None:
+        self._try(lambda: self._progress.iteration(step, loss))
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        self._try(lambda: self._progress.evaluation(line))
+
+    def end(self) -> None:
+        self._try(self._progress.end)
+
+    def _try(self, tell: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            tell()
+        except OSError as error:
+            self.failure = error
+        except SystemExit as stop:  # which rich makes of a BrokenPipeError
+            if not isinstance(stop.__context__, BrokenPipeError):
+                raise
+            self.failure = stop
+
+
+class Lines(Progress):
+    """A line for every evaluation, which begins with the label where there are several runs to tell apart."""
+
+    def __init__(self, console: Console, label: str, is_one_of_many: bool = False):
+        self._console = console
+        self._label = label
+        self._start = f"{label}  " if is_one_of_many else ""
+
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        self._headline = headline
+        self._iterations = iterations
+        self._print(f"{self._label}: iterations {step} to {iterations}{where}")
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        step, speed = line["step"], line["iterations_per_second"]
+        loss, norm = (_show_number(line[name], places) for name, places in (("loss", 4), ("grad_norm", 2)))
+        self._print(
+            f"{self._start}{step:>{len(str(self._iterations))}}/{self._iterations}  loss {loss}  "
+            f"{_show_evaluation(self._headline, line)}  gradient norm {norm}{_show_trouble(line)}  "
+            f"{speed:.1f} it/s  {show_seconds((self._iterations - step) / speed)} left"
+        )
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+class Live(Progress):
+    """A bar that moves, with the loss, the headline metric, the speed and the time left.
+
+    Several runs have their bars below each other, in the same `bars`.
+    """
+
+    def __init__(self, console: Console, label: str, bars: Bars | None = None):
+        self._label = label
+        self._console = console
+        self._bars = bars or _bars(console)
+
+    def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
+        self._headline = headline
+        self._bar = self._bars.add_task(
+            self._label, total=iterations, completed=step, loss="…", headline=f"{headline.short} …"
+        )
+        text = f"{self._label}: iterations {step} to {iterations}{where}"
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+        self._bars.start()
+
+    def iteration(self, step: int, loss: float) -> None:
+        self._bars.update(self._bar, completed=step, loss=f"{loss:.4f}")
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        self._bars.update(self._bar, headline=_show_evaluation(self._headline, line, self._headline.short))
+
+    def end(self) -> None:
+        self._bars.stop_task(self._bar)
+        if all(bar.stop_time is not None for bar in self._bars.tasks):
+            self._bars.stop()
+
+
+def _bars(console: Console) -> Bars:
+    return Bars(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("[cyan]{task.fields[headline]}"),
+        _Speed(Column(no_wrap=True)),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Bar) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("… it/s" if speed is None else f"{speed:.1f} it/s")
+
+
+def progress_for(console: Console, label: str) -> Progress:
+    """A live display on a terminal, plain lines anywhere else."""
+    return Live(console, label) if console.is_terminal else Lines(console, label)
+
+
+def progress_for_each(console: Console, labels: Iterable[str]) -> list[Progress]:
+    """The same for several runs at once, one for each label."""
+    if console.is_terminal:
+        bars = _bars(console)
+        return [Live(console, label, bars) for label in labels]
+    return [Lines(console, label, is_one_of_many=True) for label in labels]
+
+
+def show_headline(headline: Headline, metrics: dict[str, float | None], name: str | None = None) -> str:
+    """The headline metric with its name, by default the full one."""
+    value = metrics.get(headline.metric)
+    return f"{name or headline.label} {'not finite' if value is None else headline.show(value)}"
+
+
+def _show_evaluation(headline: Headline, line: dict[str, Any], name: str | None = None) -> str:
+    """The headline metric, beside the best one where that is another."""
+    told, best = show_headline(headline, line["metrics"], name), line["best"]
+    return told if best is None or line["best_at"] == line["step"] else f"{told} (best {headline.show(best)})"
+
+
+def _show_number(value: float | None, places: int) -> str:
+    return "not finite" if value is None else f"{value:.{places}f}"
+
+
+def _show_trouble(line: dict[str, Any]) -> str:
+    """What became of losses and gradients that were not finite, where there were any."""
+    return "".join(f"  {name} {line[name]}" for name in ("skipped", "rollbacks") if line.get(name))
+
+
+def show_seconds(seconds: float) -> str:
+    """A duration as people say it: 12 s, 3:20 min, 1:02 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"

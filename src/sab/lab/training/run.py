@@ -1,0 +1,366 @@
+"""A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json.
+
+One that keeps its best weights has them in best/, one that keeps those of some moments of training in moments/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from sab import __version__
+from sab.errors import UserError, UserTypeError, UserValueError, check_choice
+from sab.lab.files import temporary_of, write_text, writing
+from sab.lab.models import MEMORY_OPTIONS, ModelConfig, SequenceModel
+from sab.lab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
+from sab.lab.tasks import TASKS, StoredTask, Task
+from sab.lab.training import lock
+from sab.lab.training.config import TrainConfig
+
+FREE_ON_RESUME = (
+    "iterations",
+    "device",
+    "cuda_graph",
+    "threads",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "moments_every",
+)
+"""Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
+so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
+another."""
+
+EVALUATION = {
+    "step": int,
+    "loss": float | None,
+    "metrics": dict[str, float | None],
+    "grad_norm": float | None,
+    "grad_norm_max": float | None,
+}
+"""What a line of metrics.jsonl has at least."""
+Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run's numbers follow from."""
+
+    task: Task
+    model: ModelConfig
+    training: TrainConfig
+
+    def __post_init__(self) -> None:
+        if self.training.eval_batches is None and not isinstance(self.task, StoredTask):
+            raise UserValueError(
+                f"eval_batches must be a whole number for task {self.task.name}, whose data have no end; got None.",
+                "eval_batches",
+            )
+
+    @classmethod
+    def default(cls, task: Task) -> RunConfig:
+        """The defaults, with what the task's recipe says instead."""
+
+        def chosen(config: type) -> dict[str, Any]:
+            names = {field.name for field in fields(config)}
+            return {option: value for option, value in task.recipe.items() if option in names}
+
+        return cls(task, ModelConfig(**chosen(ModelConfig)), TrainConfig(**chosen(TrainConfig)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": {"name": self.task.name, **self.task.options()},
+            "model": asdict(self.model),
+            "training": asdict(self.training),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Any) -> RunConfig:
+        """The inverse of `to_json`; whatever is not its output raises KeyError, TypeError or a mistake."""
+        options = dict(stored["task"])
+        name = check_choice("task", options.pop("name"), TASKS)
+        if "data_dir" in options:  # no run keeps it, and it would be a place of somebody else's choice
+            raise UserValueError("task must have the options that a run keeps; data_dir is none of them.", "task")
+        return cls(TASKS[name](**options), ModelConfig(**stored["model"]), TrainConfig(**stored["training"]))
+
+    def options(self) -> dict[str, Any]:
+        """Every option by the name that the command line knows it by."""
+        return {"task": self.task.name, **self.task.options(), **asdict(self.model), **asdict(self.training)}
+
+    def effective(self) -> RunConfig:
+        """The same with what makes no difference at its default: a baseline has no memory to have options of."""
+        if self.model.method == "sab":
+            return self
+        defaults = {option: getattr(ModelConfig, option) for option in MEMORY_OPTIONS}
+        model = replace(self.model, **defaults)
+        return replace(self, model=model, training=replace(self.training, memory_lr=TrainConfig.memory_lr))
+
+    def difference(self, other: RunConfig) -> str | None:
+        """Name of the first option that makes the two compute something else, if one does."""
+        mine, others = self.effective().options(), other.effective().options()
+        for option in (*mine, *others):
+            if option not in FREE_ON_RESUME and mine.get(option) != others.get(option):
+                return option
+        return None
+
+    def build_model(self, device: torch.device) -> SequenceModel:
+        """The model with fresh weights, from torch's random state."""
+        task = self.task
+        model = SequenceModel(
+            self.model,
+            encoding=task.encoding,
+            input_size=task.input_size,
+            output_size=task.output_size,
+            steps=task.steps,
+        )
+        return model.to(device, self.training.dtype)
+
+    def default_out(self) -> Path:
+        """The folder of a run that nobody chose one for."""
+        return Path(f"{self.default_out_of_seeds()}-seed{self.training.seed}")
+
+    def default_out_of_seeds(self) -> Path:
+        """The folder for the runs of several seeds that nobody chose one for."""
+        return Path("runs") / f"{self.task.label}-{self.model.method}-{self.model.cell}{self.model.hidden_size}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; `result.json` holds the same."""
+
+    status: Status
+    message: str
+    """The same in a sentence."""
+    iterations: int
+    """How many updates the weights have seen."""
+    solved_at: int | None
+    """The first evaluation, by its iteration, that reached `stop_at` or, without one, what the task calls solved."""
+    metrics: dict[str, float | None]
+    """Metrics on the test split of the weights that the run ends with; None stands for NaN and infinity."""
+    wall_time: float
+    """Seconds of training and evaluation, over all resumptions."""
+    device: str
+    versions: dict[str, str]
+    commit: str | None
+    """Git commit of the sab package, where it is one's own checkout."""
+    valid: dict[str, float | None] = field(default_factory=dict)
+    """The same weights' metrics on the validation split; empty where an older version wrote the result."""
+    best_at: int | None = None
+    """The iteration whose weights these are, where the run keeps its best ones and there were any."""
+
+
+class Run:
+    """The folder of one run. `create` and `open` are the ways to get one."""
+
+    def __init__(self, path: Path, config: RunConfig):
+        self.path = path
+        self.config = config
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> Run:
+        """Makes the folder, which must not hold anything yet."""
+        cls.check_empty(path)
+        with writing(path, "out"):
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path, config)
+            run._write_config()
+        return run
+
+    @staticmethod
+    def check_empty(path: Path) -> None:
+        """Whether a run can be made there: nothing may be there but a folder with nothing in it."""
+        with writing(path, "out"):
+            if path.is_file():
+                raise UserValueError(f"out {str(path)!r} must be a folder; it is a file.", "out")
+            config = path / "config.json"
+            of_one_that_never_began = {lock.NAME, temporary_of(config).name}
+            if path.is_dir() and any(one.name not in of_one_that_never_began for one in path.iterdir()):
+                holds = "a run" if config.exists() else "files"
+                raise UserValueError(
+                    f"out {str(path)!r} already holds {holds}; resume it (--resume, or resume=True from Python) "
+                    "or choose another folder.",
+                    "out",
+                )
+
+    @classmethod
+    def open(cls, path: Path | str, option: str = "run") -> Run:
+        """The run that a folder holds; `option` is what the caller's user knows the folder by."""
+        if not isinstance(path, Path | str):
+            raise UserTypeError(f"{option} must be a path; got {path!r}.", option)
+        path = Path(path)
+        wanted = f"{option} {str(path)!r} must be the folder of a run"
+        if not path.is_dir():
+            raise UserValueError(f"{wanted}; there is no such folder.", option)
+        if not (path / "config.json").is_file():
+            raise UserValueError(f"{wanted}; it holds no config.json.", option)
+        try:
+            config = RunConfig.from_json(read_json(path / "config.json"))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__} {error}"
+            raise UserValueError(f"{wanted}; its config.json is not one: {reason.rstrip('.')}.", option) from error
+        return cls(path, config)
+
+    def is_untouched(self) -> bool:
+        """Whether there is nothing yet that a run has computed."""
+        written = (self.path / "metrics.jsonl", self.path / "result.json", *self.checkpoints.glob("step-*"))
+        return not any(path.exists() for path in written)
+
+    def discard(self) -> None:
+        """Removes what a run that never made an iteration has written, so that its folder can be used again."""
+        for folder in (self.checkpoints, self.best):
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in (self.path / "config.json", self.path / lock.NAME, *self.path.glob("events.out.tfevents.*")):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):  # it holds something else
+            self.path.rmdir()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def moments(self) -> Path:
+        return self.path / "moments"
+
+    def check_resumable(self, config: RunConfig) -> None:
+        """Whether the run can go on with `config`: it may differ only where that changes nothing computed so far."""
+        option = self.config.difference(config)
+        if option is not None:
+            stored, given = self.config.options().get(option), config.options().get(option)
+            raise UserValueError(f"{option} must be {stored!r} to resume {str(self.path)!r}; got {given!r}.", option)
+        stored, given = self.config.training.checkpoint_every, config.training.checkpoint_every
+        if given != stored and config.training.on_nan == "rollback":
+            raise UserValueError(
+                f"checkpoint_every must be {stored} to resume {str(self.path)!r}, which goes back to its checkpoints; "
+                f"got {given}.",
+                "checkpoint_every",
+            )
+        stored, given = self.config.training.iterations, config.training.iterations
+        if given != stored and config.training.lr_decay is not None:
+            raise UserValueError(
+                f"iterations must be {stored} to resume {str(self.path)!r}, whose learning rate falls over them; "
+                f"got {given}.",
+                "iterations",
+            )
+        if given < stored:
+            raise UserValueError(
+                f"iterations must be at least {stored} to resume {str(self.path)!r}; got {given}.", "iterations"
+            )
+
+    def rewind(self, step: int, config: RunConfig) -> None:
+        """Goes back to `step`, and on with `config`.
+
+        What was logged after that step is dropped, and so is an evaluation off schedule: it marked an end that is
+        none any more. The result goes first: without it a run is not at its end, whatever a crash leaves undone here.
+        """
+        every = config.training.eval_every
+        kept = [line for line in self.evaluations() if line["step"] <= step and line["step"] % every == 0]
+        (self.path / "result.json").unlink(missing_ok=True)
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.config = config
+        self._write_config()
+
+    def check_there(self) -> None:
+        """Whether the folder is still the run's; of one that is being removed, what is written anew may be left."""
+        with writing(self.path):
+            os.stat(self.path / "config.json")
+
+    def log(self, evaluation: dict[str, Any]) -> None:
+        """Adds a line to metrics.jsonl."""
+        self.check_there()
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(evaluation, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # no checkpoint may know of an evaluation that is lost
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last one that a crash cut short does not count."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        wanted = f"{str(path)!r} must hold one evaluation a line"
+        try:
+            evaluations = [parse_json(line) for line in read_text(path).split("\n")[:-1]]
+        except (OSError, ValueError) as error:
+            raise UserValueError(f"{wanted}; {error}.") from error
+        for number, evaluation in enumerate(evaluations, start=1):
+            if not isinstance(evaluation, dict) or not evaluation.keys() >= {"step", "loss", "metrics"}:
+                raise UserValueError(f"{wanted}; line {number} is none.")
+            metric, metrics = self.config.task.headline.metric, evaluation["metrics"]
+            if not isinstance(metrics, dict) or metric not in metrics:
+                raise UserValueError(f"{wanted}; line {number} has no {metric}.")
+            wrong = first_mismatch(evaluation, EVALUATION)
+            if wrong is not None or not evaluation.keys() >= EVALUATION.keys():
+                raise UserValueError(f"{wanted}; line {number} has no {wrong or 'gradient norm'} as one has it.")
+        return evaluations
+
+    def finish(self, result: Result) -> None:
+        """Writes result.json."""
+        self.check_there()
+        write_text(self.path / "result.json", json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
+
+    def result(self) -> Result | None:
+        """How the run ended, if it has."""
+        path = self.path / "result.json"
+        if not path.is_file():
+            return None
+        wanted = f"{str(path)!r} must be the result of a run"
+        try:
+            stored = read_json(path)
+        except OSError as error:
+            raise UserValueError(f"{wanted}; it cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise UserValueError(f"{wanted}; it is not JSON.") from error
+        try:
+            return as_dataclass(Result, stored)
+        except ValueError as error:
+            raise UserValueError(f"{wanted}; {error}.") from error
+
+    def _write_config(self) -> None:
+        write_text(self.path / "config.json", json.dumps(self.config.to_json(), indent=2) + "\n", "out")
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float | None]:
+    """The metrics in a form that JSON can hold: None for NaN and infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """What else a number may depend on: the fields `device`, `versions` and `commit` of a result."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    versions = {"sab": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    versions["python"] = platform.python_version()
+    return {"device": f"{device.type} ({name})", "versions": versions, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """The commit that this file belongs to; an installation inside somebody else's repository belongs to none."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
+        described = subprocess.run(
+            [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()

@@ -1,0 +1,424 @@
+"""One run on its way."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from sab.lab.files import writing
+from sab.lab.models import SequenceModel
+from sab.lab.tasks import Split
+from sab.lab.training import checkpoint, distributed
+from sab.lab.training.checkpoint import TrainingState
+from sab.lab.training.config import TrainConfig
+from sab.lab.training.evaluation import evaluate, evaluate_fully
+from sab.lab.training.graph import CudaCapture
+from sab.lab.training.lock import RunLock
+from sab.lab.training.progress import Progress
+from sab.lab.training.run import Result, Run, RunConfig, Status, finite, provenance
+from sab.lab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
+
+logger = logging.getLogger("sab")
+T = TypeVar("T")
+MOST_ROLLBACKS = 10
+"""How often a run goes back in a row without coming to its next checkpoint on schedule."""
+Ending = tuple[Status, str]
+"""How training ended, and the same in a sentence."""
+
+
+class Trainer:
+    """A run that `begin` starts, `advance` brings an iteration further until there is an `ending`, and `finish` ends.
+
+    Between two calls other runs may have theirs: each has torch's random state to itself and, on a GPU, a stream.
+    """
+
+    def __init__(self, config: RunConfig, out: Path, resume: bool, progress: Progress, device: torch.device):
+        """Makes the run's folder or, to resume, opens it; one that has come to its end has its `result` already."""
+        self.config, self.progress, self.device = config, progress, device
+        self.ending: Ending | None = None
+        self.result: Result | None = None
+        torch.manual_seed(config.training.seed)
+        self.model = config.build_model(device)
+        self.optimizer = build_optimizer(config.training, self.model, device)
+        self._is_new = not resume
+        self._lock = RunLock(out)
+        self.run, self.state = Run(out, config), TrainingState()
+        distributed.by_first(lambda: self._take_folder(out, resume))
+        self._share()
+        self._random = torch.get_rng_state()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._made = self.state.step
+        self._saved_at = time.monotonic()
+        self._updates: Updates | None = None
+        self._events: SummaryWriter | None = None
+
+    def _take_folder(self, out: Path, resume: bool) -> None:
+        """Has the run's folder from here on, and the run as it is there."""
+        if resume:
+            Run.open(out, "out").check_resumable(self.config)
+        else:
+            self._check_data()
+            if not self._lock.exists:
+                Run.check_empty(out)
+        self._lock.take()
+        try:
+            self.run, self.state = self._open(out) if resume else self._create(out)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _share(self) -> None:
+        """What the first process of the run has read becomes what all have."""
+        if distributed.count() > 1:
+            checkpoint.share(self.model, self.optimizer)
+            self.state = TrainingState(**distributed.firsts(asdict(self.state)))
+            result = distributed.firsts(None if self.result is None else asdict(self.result))
+            self.result = None if result is None else Result(**result)
+
+    def _create(self, out: Path) -> tuple[Run, TrainingState]:
+        run, state = Run.create(out, self.config), TrainingState()
+        checkpoint.save(run.checkpoints, self.config, self.model, self.optimizer, state)
+        return run, state
+
+    def _open(self, out: Path) -> tuple[Run, TrainingState]:
+        """The run in a folder and where it goes on: after its newest checkpoint; of one at its end the `result` too."""
+        run, config = Run.open(out, "out"), self.config
+        if run.is_untouched():  # it was killed before there was anything to go on from
+            checkpoint.save(run.checkpoints, config, self.model, self.optimizer, TrainingState())
+        state = self._load(run)
+        result = run.result()
+        if result is not None and (result.status != "finished" or state.step == config.training.iterations):
+            self.result = result
+        else:
+            self._check_data()
+            run.rewind(state.step, config)
+            checkpoint.remove_old(run.checkpoints, config, state.step)
+            checkpoint.remove_old_best(run, state.best_at)
+        return run, state
+
+    def _load(self, run: Run, every: int = 1, before: float = math.inf) -> TrainingState:
+        """Puts the newest checkpoint, of those after a multiple of `every`, in the place of what was computed."""
+        best = run.best if self._keeps_best else None
+        return checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every, before)
+
+    def begin(self) -> None:
+        """Gets ready for the first iteration."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._turn():
+            self._updates = self._build_updates()
+        if distributed.is_first():
+            self._events = self._build_events()
+        where = f" on {self.device}, into {self.run.path}"
+        self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
+
+    @property
+    def made(self) -> int:
+        """How many updates were made; on a GPU the newest may be under way, and nobody has looked at them yet."""
+        return self._made
+
+    def is_ready(self) -> bool:
+        """Whether an iteration can be begun without waiting for the device."""
+        assert self._updates is not None
+        return self._updates.have_room(self._made)
+
+    def look(self, what: Callable[[SequenceModel], T]) -> T:
+        """What a function that changes nothing makes of the model, as the updates made so far have left it."""
+        with self._turn():
+            return what(self.model)
+
+    def advance(self, interrupted: bool = False) -> None:
+        """An iteration and what is due after it; or, where none is to follow, the `ending`."""
+        assert self._updates is not None
+        interrupted = distributed.any_of(interrupted or distributed.is_orphan())
+        with self._turn():
+            if interrupted:
+                self._read(self._updates)
+            if self.ending is None and self._ends_off_schedule():
+                self._evaluate()
+            self.ending = self.ending or self._find_ending(interrupted)
+            if self.ending is None:
+                self._iterate(self._updates)
+
+    def finish(self) -> None:
+        """Writes what the run came to, once it has an ending."""
+        assert self.ending is not None
+        status, message = self.ending
+        state = self.state
+        self.progress.end()
+        result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(self.device))
+        if distributed.count() > 1:
+            result = replace(result, device=f"{result.device}, {distributed.count()} processes")
+        with self._turn():
+            if status != "diverged":
+                self._save()
+            if status != "interrupted":
+                if self._keeps_best and state.best_at is not None:
+                    self._take_best(state.best_at)
+                    result = replace(result, best_at=state.best_at)
+                valid, test = (finite(self._evaluate_fully(split)) for split in ("valid", "test"))
+                result = replace(result, metrics=test, valid=valid)
+                if distributed.is_first():
+                    self.run.finish(result)
+        self.result = result
+
+    def close(self) -> None:
+        """Gives back what the run held, whether or not it came to its end; of one without an iteration, the folder."""
+        try:
+            if self._updates is not None:
+                self._updates.close()
+                if self.result is None:
+                    self.progress.end()
+            if self._events is not None:
+                with contextlib.suppress(OSError):  # what it could not write was told of at its evaluation
+                    self._events.close()
+            if self._stream is not None:
+                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            if self._is_new and self.state.step == 0 and self.result is None and distributed.is_first():
+                self.run.discard()
+        finally:
+            if distributed.is_first():
+                self._lock.release()
+
+    def _take_best(self, step: int) -> None:
+        """The best weights, those of `step`, become the model's."""
+        distributed.by_first(lambda: checkpoint.load_best(self.run.best, self.config, self.model, step))
+        if distributed.count() > 1:
+            checkpoint.share(self.model, self.optimizer)
+
+    @property
+    def _keeps_best(self) -> bool:
+        return self.config.training.keep == "best"
+
+    def _check_data(self) -> None:
+        self.config.task.check_data(self.config.training.batch_size)
+
+    def _build_updates(self) -> Updates:
+        if self._stream is None:
+            return HostUpdates(self.config, self.model, self.optimizer, self.state)
+        is_captured = self.config.training.cuda_graph and distributed.count() == 1
+        capture = CudaCapture(self._stream) if is_captured else None
+        return DeviceUpdates(self.config, self.model, self.optimizer, self.state, self._stream, capture)
+
+    def _build_events(self) -> SummaryWriter:
+        with writing(self.run.path):
+            return SummaryWriter(str(self.run.path), purge_step=self.state.step + 1)
+
+    def _iterate(self, updates: Updates) -> None:
+        training = self.config.training
+        updates.make(self._made)
+        self._made += 1
+        is_evaluated = self._made % training.eval_every == 0
+        is_on_schedule = self._made % training.checkpoint_every == 0
+        is_saved = is_on_schedule or self._made == training.iterations or self._is_time()
+        is_moment = training.moments_every is not None and self._made % training.moments_every == 0
+        if not (is_evaluated or is_saved or is_moment or updates.wants_reading()) or not self._read(updates):
+            return
+        if is_evaluated:
+            self._evaluate()
+        if is_moment and distributed.is_first():
+            checkpoint.save_moment(self.run.moments, self.config, self.model, self.state)
+        if is_on_schedule and self._made >= self.state.trouble_at:
+            self.state.rollbacks_here = 0
+        if is_saved:
+            self._save()
+
+    def _is_time(self) -> bool:
+        """Whether the newest checkpoint is as old as one may be, by a clock that nobody sets."""
+        minutes = self.config.training.checkpoint_minutes
+        return minutes is not None and distributed.any_of(time.monotonic() - self._saved_at >= 60 * minutes)
+
+    def _read(self, updates: Updates) -> bool:
+        """Counts the updates made so far; whether all of them count.
+
+        Otherwise one came to a number that is not finite, and the run has its ending or has gone back.
+        """
+        before = self.state.step
+        trouble = updates.read(self.state)
+        if self.state.step > before:
+            self.progress.iteration(self.state.step, updates.loss)
+        if trouble is None:
+            return True
+        if self.config.training.on_nan == "rollback":
+            if self.state.rollbacks_here < MOST_ROLLBACKS:
+                self._roll_back(updates, trouble)
+                return False
+            trouble += f", after {MOST_ROLLBACKS} rollbacks"
+        left = "the weights were left as they were before it"
+        if self._keeps_best and self.state.best_at is not None:
+            left += f", and the metrics are of the best ones, those of iteration {self.state.best_at}"
+        self.ending = "diverged", f"{trouble}; {left}."
+        return False
+
+    def _roll_back(self, updates: Updates, trouble: str) -> None:
+        """Goes back to the last checkpoint on schedule, and on with half the learning rate.
+
+        Where there is another one off schedule, which a run that was never interrupted does not have, it goes first: a
+        run that is killed here comes to the same trouble and goes back again.
+        """
+        before = self.state
+        self._is_new = False  # and is kept, also where it goes back to its beginning
+        updates.close()
+        distributed.by_first(self._load_on_schedule)
+        self._share()
+        self.state.elapsed = before.elapsed
+        self.state.rollbacks = before.rollbacks + 1
+        self.state.rollbacks_here = before.rollbacks_here + 1
+        self.state.trouble_at = before.step + 1
+        self.state.lr_factor = before.lr_factor / 2
+        self._made = self.state.step
+        if distributed.is_first():
+            checkpoint.remove_old(self.run.checkpoints, self.config, self._made)
+            self.run.rewind(self._made, self.config)
+            checkpoint.remove_old_best(self.run, self.state.best_at)
+            checkpoint.remove_later_moments(self.run.moments, self._made)
+        self._updates = self._build_updates()
+        if self._events is not None:
+            self._events.close()
+            self._events = self._build_events()
+        factor = f"1/{round(1 / self.state.lr_factor)} of the learning rate"
+        logger.warning(f"{trouble}; the run goes back to iteration {self._made}, and on with {factor}.")
+
+    def _load_on_schedule(self) -> None:
+        """The last checkpoint on schedule; from one of this very step the same trouble would follow at any rate."""
+        self.state = self._load(self.run, self.config.training.checkpoint_every, before=self.state.step)
+
+    def _ends_off_schedule(self) -> bool:
+        """Whether the last iteration was made and has an evaluation of its own.
+
+        A longer run has none there and must not see the difference: no checkpoint knows of it, and a run that is
+        resumed here makes it again.
+        """
+        training = self.config.training
+        return self._made == training.iterations and self._made % training.eval_every != 0
+
+    def _find_ending(self, interrupted: bool) -> Ending | None:
+        """Whether no further iteration is to follow, and why."""
+        headline, training, step = self.config.task.headline, self.config.training, self._made
+        if training.stop_at is not None and self.state.solved_at is not None:
+            reached = f"{headline.label} {headline.show(training.stop_at)}"
+            return "solved", f"reached {reached} after {step} iterations{self._tell_trouble()}."
+        if step >= training.iterations:
+            return "finished", f"finished all {step} iterations{self._tell_trouble()}."
+        if training.patience is not None and self.state.since_best >= training.patience:
+            return "stopped", f"stopped after {step} iterations{self._tell_trouble()}: {self._tell_best()}."
+        if interrupted:
+            return "interrupted", f"interrupted after {step} iterations{self._tell_trouble()}."
+        return None
+
+    def _tell_trouble(self) -> str:
+        """What became of losses and gradients that were not finite, where there were any."""
+        if self.state.skipped:
+            return f" ({self.state.skipped} skipped)"
+        rollbacks = self.state.rollbacks
+        return f" ({rollbacks} rollback{'s' if rollbacks > 1 else ''})" if rollbacks else ""
+
+    def _tell_best(self) -> str:
+        """That there was nothing better for a while."""
+        headline, state = self.config.task.headline, self.state
+        evaluations = "1 evaluation" if state.since_best == 1 else f"{state.since_best} evaluations"
+        if state.best is None:
+            return f"no finite {headline.label} in {evaluations}"
+        best = f"iteration {state.best_at} ({headline.show(state.best)})"
+        return f"no better {headline.label} in {evaluations} since {best}"
+
+    def _evaluate(self) -> None:
+        """Evaluates, logs, and notes whether the task is solved and whether these are the best weights so far."""
+        task, training, state = self.config.task, self.config.training, self.state
+        started = time.perf_counter()
+        metrics = evaluate(self.model, task, training, "valid")
+        state.elapsed += time.perf_counter() - started
+        threshold = task.headline.solved if training.stop_at is None else training.stop_at
+        if state.solved_at is None and task.headline.reaches(metrics[task.headline.metric], threshold):
+            state.solved_at = state.step
+        if state.compare(task.headline, metrics[task.headline.metric]) and self._keeps_best and distributed.is_first():
+            checkpoint.save_best(self.run.best, self.config, self.model, state)
+            checkpoint.remove_old_best(self.run, state.best_at)
+        self._log(finite(metrics))
+        # The end of a run may lie between two evaluations of a longer one, which must not see the difference.
+        if state.step % training.eval_every == 0:
+            state.start_window()
+
+    def _log(self, metrics: dict[str, float | None]) -> None:
+        """Tells everyone of an evaluation."""
+        if not distributed.is_first():
+            return
+        assert self._events is not None
+        state = self.state
+        counted = state.window - state.window_skipped
+        line = {
+            "step": state.step,
+            "loss": state.loss_sum / counted if counted else None,
+            "metrics": metrics,
+            "grad_norm": state.grad_norm_sum / counted if counted else None,
+            "grad_norm_max": state.grad_norm_max if counted else None,
+            "skipped": state.skipped,
+            "rollbacks": state.rollbacks,
+            "iterations_per_second": state.window / state.seconds,
+            "elapsed": state.elapsed,
+        }
+        self.run.log(line)
+        scalars = {name: line[name] for name in ("loss", "grad_norm", "iterations_per_second")} | metrics
+        with writing(self.run.path):
+            for name, value in scalars.items():
+                self._events.add_scalar(name, math.nan if value is None else value, state.step)
+            self._events.flush()
+        self.progress.evaluation({**line, "best": state.best, "best_at": state.best_at})
+
+    def _evaluate_fully(self, split: Split) -> dict[str, float]:
+        return evaluate_fully(self.model, self.config.task, self.config.training, split)
+
+    def _save(self) -> None:
+        """Writes a checkpoint, where this step has none; removes the best weights that none needs any more."""
+        if distributed.is_first():
+            self.run.check_there()
+            if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
+                checkpoint.remove_old_best(self.run, self.state.best_at)
+        self._saved_at = time.monotonic()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Torch's random state and current stream are this run's for a while."""
+        torch.set_rng_state(self._random)
+        with torch.cuda.stream(self._stream):  # None changes nothing
+            yield
+        self._random = torch.get_rng_state()
+
+
+@contextmanager
+def torch_settings(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Torch's random state and threads are the runs' own for a while, then the caller's again."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), _quiet_events():
+        torch.set_num_threads(config.threads or threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _quiet_events() -> Iterator[None]:
+    """TensorBoard's thread does not print what ends it, as a full disk does: the next evaluation tells of it."""
+    told = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if type(arguments.thread).__name__ != "_AsyncWriterThread":
+            told(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = told

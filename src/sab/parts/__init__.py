@@ -1,0 +1,1 @@
+"""The parts of the method: cells, scorers, weightings, incorporations."""

@@ -1,0 +1,62 @@
+"""The real data sets, where they are at hand: in SAB_DATA, or in the folder shared/data beside the repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sab.lab import data
+from sab.lab.data import DATASETS
+from sab.lab.tasks import MNIST, PTB, Text8
+from sab.lab.tasks.base import SPLITS
+from sab.lab.tasks.stored import forget_examples
+
+FOLDER = Path(os.environ.get("SAB_DATA") or Path(__file__).parents[4] / "shared" / "data")
+REAL = dict(DATASETS)
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not data.has(name, FOLDER), reason=f"{name} is not at hand")
+
+
+def test_every_file_has_a_checksum_and_all_but_a_prefix_a_source() -> None:
+    for dataset in REAL.values():
+        for file in dataset.files:
+            assert len(bytes.fromhex(file.sha256)) == 32
+            assert bool(file.urls) == (dataset.name != "text8 prefix")
+
+
+@needs("ptb")
+def test_ptb() -> None:
+    forget_examples()
+    task = PTB(data_dir=FOLDER)
+    assert tuple(len(task.text(split)) for split in SPLITS) == REAL["ptb"].counts
+    assert set(task.text("train").decode()) == set(task.symbols)
+    assert len(task.symbols) == 50
+    assert task.text("train").startswith(b"aer banknote berlitz")
+    assert task.text("train").count(b"\n") == 42_068
+    assert task.count("train") == 50_174
+    assert task.batches_per_epoch(32) == task.recipe["eval_every"]
+
+
+@needs("text8 prefix")
+def test_the_prefix_of_text8() -> None:
+    task = Text8(part="prefix", data_dir=FOLDER)
+    (text,) = data.load("text8 prefix", FOLDER)
+    assert tuple(len(task.text(split)) for split in SPLITS) == REAL["text8 prefix"].counts
+    assert task.text("train")[:20] == b" anarchism originate"
+    assert task.text("test") == text[-5_000_000:]
+    assert task.decode(task.characters("valid")[:50].tolist()).encode() == task.text("valid")[:50]
+
+
+@needs("mnist")
+def test_mnist() -> None:
+    forget_examples()
+    task = MNIST(data_dir=FOLDER)
+    assert tuple(task.count(split) for split in SPLITS) == REAL["mnist"].counts
+    images, labels = task.examples("train")
+    assert labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert int(images.max()) == 255
+    assert task.examples("test")[1][:5].tolist() == [7, 2, 1, 0, 4]

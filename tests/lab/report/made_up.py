@@ -1,0 +1,51 @@
+"""Records that nobody ran, and a table's cells by their columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sab.lab.experiments import records as stored
+from sab.lab.experiments.settings import epochs_in
+from sab.lab.experiments.tables import COLUMNS, ROWS
+from sab.lab.report.numbers import measures
+
+SAB = "copying-300-sab-5-5-ours"
+
+
+def record(row: str = SAB, seed: int = 0, value: float = 1.0, part: Any = "full", **entries: Any) -> dict[str, Any]:
+    """A record whose every metric has the same value on test data; `part` is that of text8."""
+    chosen = ROWS[row]._on_part(part) if ROWS[row].task == "text8" else ROWS[row]
+    config = chosen.config(seed)
+    task, training = config.task, config.training
+    metrics = dict.fromkeys(COLUMNS[task.name] if chosen.length else measures(task.name).values(), value)
+    steps = (training.eval_every, 2 * training.eval_every)
+    norms = {"grad_norm": 0.5, "grad_norm_max": 2.0}
+    history = [{"step": step, "loss": 1.0, "metrics": metrics, **norms} for step in steps]
+    made = {"schema": stored.SCHEMA, "row": row, "task": task.name, "seed": seed, "status": "finished"}
+    made |= {"message": "finished.", "iterations": training.iterations, "solved_at": 400, "metrics": metrics}
+    made |= {"wall_time": 75.0, "together": 8, "other_lengths": {}, "device": "cuda (GPU)", "commit": "abcdef0123456"}
+    made |= {"versions": {"torch": "2.11"}, "date": "2026-01-02T03:04:05+00:00"}
+    if chosen.length is None:  # of an older version, as the committed ones are, where it is copying or adding
+        made |= {"data": task.title, "epochs": epochs_in(task, training.iterations), "best_at": steps[1]}
+        made["valid"] = dict.fromkeys(metrics, value + 0.01)
+    return {**made, "config": config.to_json(), "history": history, **entries}
+
+
+def diverged(row: str = SAB, seed: int = 0, after: int = 240) -> dict[str, Any]:
+    message = f"the loss of iteration {after + 1} is nan; the weights were left as they were before it."
+    ended = {"status": "diverged", "iterations": after, "solved_at": None, "best_at": None, "message": message}
+    return record(row, seed, 0.5, **ended)
+
+
+def by_row(*made: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for one in made:
+        grouped.setdefault(one["row"], []).append(one)
+    return grouped
+
+
+def cells(table: str) -> dict[str, str]:
+    """The first row's cells by their columns."""
+    header, _, line, *_ = table.splitlines()
+    names, values = ([cell.strip() for cell in text.strip("|").split("|")] for text in (header, line))
+    return dict(zip(names, values, strict=True))

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+from sab.lab import cli
+from sab.lab.experiments import bench
+from sab.lab.experiments.timing import PASSES
+from sab.lab.report import performance
+from sab.lab.report.figures import step_times
+
+ROOT = Path(__file__).parents[3]
+
+
+def record(**entries: Any) -> dict[str, Any]:
+    """A record in which ours takes as many milliseconds as `ours` says, nn.LSTM 2 and 4."""
+    ours = entries.pop("ours", 3.0)
+    rows = bench.rows("A", torch.device("cuda"))
+    about = {"device": "cuda (GPU)", "versions": {"torch": "2.11"}, "commit": "abc", "threads": 2, "date": "2026-01-02"}
+    made = {"schema": bench.SCHEMA, **asdict(rows[0]), "backend": "triton", "memory_ratio": 1.25, **about}
+    times = {"ours": (ours, ours / 2), bench.TORCH: (4.0, 3.0), bench.TORCH_AUTOCAST: (2.0, 1.5)}
+    made["milliseconds"] = {
+        name: {
+            "eager": {chosen: {"median": eager, "min": eager} for chosen in PASSES},
+            "graph": {chosen: {"median": graph, "min": graph} for chosen in PASSES},
+        }
+        for name, (eager, graph) in times.items()
+    }
+    ratio = {"eager": ours / 2.0, "graph": ours / 2 / 1.5}
+    made["ratio"] = {way: dict.fromkeys(PASSES, one) for way, one in ratio.items()}
+    return {**made, **entries}
+
+
+def sweep() -> list[dict[str, Any]]:
+    sizes = {"kind": "sweep", "target": None}
+    by_steps = [
+        record(case="T", steps=steps, scorer=scorer, ours=steps / 100, **sizes)
+        for steps in (100, 1000)
+        for scorer in ("affine", "dot")
+    ]
+    return [*by_steps, *(record(case="n", hidden_size=n, steps=100, **sizes) for n in (32, 64))]
+
+
+def save(path: Path, records: list[dict[str, Any]]) -> Path:
+    bench.save(records, path)
+    return path
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("entries", "met", "words"),
+    [
+        ({"ours": 3.0}, {"eager": True, "graph": True}, "yes"),
+        ({"ours": 3.3}, {"eager": False, "graph": True}, "graph only"),
+        ({"ours": 9.0}, {"eager": False, "graph": False}, "no"),
+        ({"target": None}, {}, "–"),
+        ({"error": "it broke"}, {}, "–"),
+    ],
+)
+def test_targets(entries: dict[str, Any], met: dict[str, bool], words: str) -> None:
+    one = record(**entries)
+    assert performance.met(one) == met
+    assert performance.cells(one)[-1] == words
+    assert len(performance.cells(one)) == len(performance.HEADER)
+
+
+def test_the_best_of_ours_decides() -> None:
+    records = [record(ours=3.6), record(ours=2.8, precision="bfloat16"), record(ours=3.6, scorer="dot")]
+    verdicts = performance.verdicts(records)
+    assert [(one["scorer"], one["ratio"]["eager"]) for one in verdicts] == [("mlp", 1.4), ("dot", 1.8)]
+    eager, graph, memory = performance.summary(records)
+    assert eager.startswith("1 of 2 targets are met called as a user does, 0 with a ratio of at most 1")
+    assert eager.endswith("; not met: A dot 1.80 (at most 1.5).")
+    assert graph == "2 of 2 targets are met replayed from a CUDA graph, 1 with a ratio of at most 1."
+    assert memory.startswith(
+        "A training step takes at most 1.5 times nn.LSTM's memory in 3 of 3 rows; the most is 1.25"
+    )
+
+
+def test_a_row_that_something_else_disturbed_is_not_judged() -> None:
+    one = record(ours=2.0)
+    one["milliseconds"][bench.TORCH]["eager"]["forward+backward"] = {"median": 4.0, "min": 2.5}
+    assert performance.cells(one)[-1] == "disturbed"
+    assert performance.verdicts([one]) == []
+    assert performance.summary([one])[0].startswith("1 of 1 rows were disturbed, with medians above 1.5 times")
+    one["target"] = None
+    assert performance.cells(one)[-1] == "–"
+
+
+def test_context_is_met_by_speed() -> None:
+    context = {"kind": "context", "beside": "reference", "target": 50.0}
+    fast = record(speedup={"forward+backward": 60.0, "forward": 1.0}, **context)
+    slow = record(speedup={"forward+backward": 40.0, "forward": 99.0}, **context)
+    assert [performance.met(one)["eager"] for one in (fast, slow)] == [True, False]
+    assert performance.verdicts([fast, slow]) == []
+
+
+# Reading
+
+
+def test_the_newest_of_several_counts(tmp_path: Path) -> None:
+    old, new = record(ours=9.0, date="2026-01-01"), record(ours=1.0, date="2026-01-03")
+    files = [save(tmp_path / "new.jsonl", [new]), save(tmp_path / "old.jsonl", [old, record(quick=True, date="2027")])]
+    assert performance.load(files) == [new]
+
+
+@pytest.mark.parametrize("text", ["", "no JSON\n", "[1]\n", '{"schema": 0}\n', '{"case": "F", "ours": 1}\n'])
+def test_what_is_no_record_is_told(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(text)
+    assert cli.main(["plot", "bench", str(path), "-o", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"sab: records {str(path)!r} must be a file of JSON lines that `sab bench --output` wrote;")
+    assert told.count("\n") == 1
+
+
+def test_no_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plot", "bench"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# Showing
+
+
+def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context = {"kind": "context", "beside": "reference", "target": None}
+    slow = record(speedup={"forward+backward": 60.0, "forward": 1.0}, **context)
+    slow["milliseconds"]["reference"] = {"eager": {"forward+backward": {"median": 180.0, "min": 170.0}}}
+    broken = record(scorer="dot", error="it broke")
+    path = save(tmp_path / "records.jsonl", [record(), broken, slow, *sweep()])
+    assert cli.main(["plot", "bench", str(path), "-o", str(tmp_path / "pictures")]) == 0
+    told = capsys.readouterr().out
+    assert "| A | mlp | float32 | triton | 3.00 | 2.00 | 1.50 | 1.50 | 1.50 | 1.00 | 1.50 | 1.25 | 1.5 | yes |" in told
+    assert "| A | dot | float32 | triton | failed |" in told
+    assert "dot float32: failed: it broke" in told
+    assert "| A | reference | mlp | 320 | 180 | 3.00 | 60.0 | – | – |" in told
+    assert "| T | affine | dot | nn.LSTM |" in told
+    assert "| 100 | 5.00 | 5.00 | 15.0 |" in told, "microseconds a step, from the graph"
+    for line in told.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|")
+    for picture in ("time-against-T.png", "time-against-n.png"):
+        assert imread(tmp_path / "pictures" / picture).std() > 0.01
+        assert picture in told
+
+
+def test_a_figure_says_what_it_shows() -> None:
+    figure = step_times([one for one in sweep() if one["case"] == "T"], "T")
+    left, right = figure.axes
+    assert left.get_ylabel() == "microseconds a step,\nfrom a CUDA graph"
+    assert (left.get_xlabel(), right.get_xlabel()) == ("steps T", "steps T")
+    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["SAB, affine", "SAB, dot", "torch.nn.LSTM"]
+    assert [line.get_ydata()[0] for line in left.lines] == [5.0, 5.0, 15.0]  # pyright: ignore
+
+
+def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
+    cpu = record(backend="cpu")
+    del cpu["ratio"]["graph"], cpu["memory_ratio"]
+    headers = [str(column.header) for column in performance.table([cpu]).columns]
+    assert headers == ["case", "scorer", "precision", "ours / nn.LSTM, ms", "forward", "target", "met"]
+    assert len(performance.table([record(), *sweep()]).columns) == 9
+
+
+# The page
+
+
+def test_a_page_is_renewed_between_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = save(tmp_path / "records.jsonl", [record(), *sweep()])
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text(f"before\n{performance.BEGIN}\nold \\1\n{performance.END}\nafter\n")
+    command = ["plot", "bench", str(records), "-o", str(page.parent / "images"), "--page", str(page)]
+    assert cli.main(command) == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n{performance.BEGIN}\nMeasured on")
+    assert text.endswith(f"{performance.END}\nafter\n")
+    assert "(images/time-against-T.png)" in text
+    assert "old" not in text
+    assert cli.main(command) == 0
+    assert page.read_text() == text
+    page.write_text("no markers")
+    assert cli.main(command) == 2
+    assert "must hold <!-- benchmark: begin -->" in capsys.readouterr().err
+
+
+def test_the_performance_page_is_up_to_date_with_the_committed_records() -> None:
+    page = ROOT / "docs" / "performance.md"
+    records = performance.load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
+    text = page.read_text(encoding="utf-8")
+    assert performance.renewed(text, records, "images", page) == text, "run: make performance"

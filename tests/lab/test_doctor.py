@@ -1,0 +1,205 @@
+"""`sab doctor` tells what is broken, one sentence each, whatever it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sab.lab import cli, data, doctor
+from sab.lab.doctor import Finding, examine
+from sab.lab.extras import EXTRAS
+from sab.ops import dispatch
+from sab.ops.cpu import loader
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def triton_is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1" and dispatch.triton_unavailable() is None
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(triton_is_interpreted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAB_DATA", "data")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # which takes a while
+
+
+@pytest.fixture
+def without_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is imported, which takes a while too."""
+    monkeypatch.setattr(doctor, "_versions", lambda: iter(()))
+
+
+def named(**options: Any) -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine(**options)}
+
+
+def test_everything_that_must_work_works(capsys: Capture) -> None:
+    assert cli.main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith("All that must work works.\n")
+    for what in (torch.__version__, *EXTRAS, "cpu", "reference on cpu", "ptb", "runs"):
+        assert what in told
+    assert "✗" not in told
+    assert not any(Path().iterdir()), "nothing is left behind"
+
+
+@pytest.mark.usefixtures("without_versions")
+def test_backends_are_judged_by_the_reference(triton_is_interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if triton_is_interpreted:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found = {finding.name: finding for finding in doctor._backends()}
+    judged = {"reference on cpu", "cpu on cpu"} if loader.unavailable() is None else {"reference on cpu"}
+    judged |= {"triton on cpu"} if triton_is_interpreted else set()
+    assert judged <= found.keys()
+    assert all("of the reference in float64" in found[name].told for name in judged)
+    trial = doctor._trial
+
+    def off(backend: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        tensors = trial(backend, device, dtype)
+        if backend == "cpu":
+            tensors[1] *= 1.01  # a gradient
+        return tensors
+
+    if "cpu on cpu" in judged:
+        monkeypatch.setattr(doctor, "_trial", off)
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        wrong = named()["cpu on cpu"]
+        assert wrong.state == "broken"
+        assert wrong.told.startswith("It differs from the reference in float64 by 1.0e-02 (compiled with ")
+
+
+@pytest.mark.usefixtures("without_versions")
+def test_a_backend_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    trial = doctor._trial
+
+    def fails(backend: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        if dtype == torch.float32:
+            raise RuntimeError("illegal instruction\nand a page more")
+        return trial(backend, device, dtype)
+
+    monkeypatch.setattr(doctor, "_trial", fails)
+    assert doctor.main() == 1
+    told = capsys.readouterr().out
+    assert "It fails: RuntimeError: illegal instruction." in told
+    assert "page more" not in told
+    assert "reference on cpu" in told.splitlines()[-1]
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    loader._find.cache_clear()
+    yield
+    loader._find.cache_clear()
+
+
+@pytest.mark.usefixtures("without_versions", "no_compiler")
+def test_without_a_compiler_the_reference_does_the_work() -> None:
+    (finding,) = (one for one in examine() if (one.about, one.name) == ("backends", "cpu"))
+    assert finding.state == "lacking"
+    assert "no C++ compiler (c++, g++ or clang++) is on the PATH" in finding.told
+    assert doctor.main() == 0
+
+
+@pytest.mark.usefixtures("without_versions")
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader.unavailable()  # looked for once in a process, and so before its folder cannot be written to
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = named(out=tmp_path / "file" / "runs", data_dir=tmp_path / "file")
+    assert (found["runs"].state, found["data"].state, found["CPU kernels"].state) == ("broken", "lacking", "lacking")
+    consequences = {"runs": "no run can be kept", "data": "put nothing there", "CPU kernels": "compiled"}
+    for name, consequence in consequences.items():
+        assert "cannot be written to" in found[name].told
+        assert consequence in found[name].told
+        assert found[name].told.endswith(": Not a directory.")
+    assert named(out=tmp_path / "new" / "runs")["runs"].told.endswith("GiB free, yet to be made")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("without_versions")
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
+    assert named()["runs"].told == "'runs' cannot be written to, so no run can be kept there: No space left on device."
+
+
+@pytest.mark.usefixtures("without_versions", "tiny_data")
+def test_data(tiny_folder: Path, tmp_path: Path) -> None:
+    found = named(data_dir=tiny_folder)
+    assert all(found[name].state == "works" for name in data.DATASETS)
+    (tmp_path / "data" / "text8").mkdir(parents=True)
+    (tmp_path / "data" / "text8" / "text8").write_bytes((tiny_folder / "text8" / "text8").read_bytes())
+    (tmp_path / "data" / "ptb").mkdir()
+    (tmp_path / "data" / "ptb" / "ptb.train.txt.xz").write_bytes(b"no archive")
+    found = named(data_dir=tmp_path / "data")
+    assert found["text8"].state == "works"
+    assert "text8 prefix" not in found, "the whole is here"
+    assert found["mnist"] == Finding("data", "mnist", "lacking", "not here: get it with: sab data get mnist.")
+    assert found["ptb"].state == "broken"
+    assert found["ptb"].told.startswith("incomplete: ")
+    for name in ("ptb.valid.txt", "ptb.test.txt"):
+        (tmp_path / "data" / "ptb" / name).write_bytes(b"")
+    broken = named(data_dir=tmp_path / "data")["ptb"]
+    assert broken.state == "broken"
+    assert broken.told.startswith("broken: ptb.train.txt.xz: ")
+    assert broken.told.endswith(": get it again with: sab data get ptb.")
+
+
+@pytest.mark.usefixtures("without_versions")
+def test_a_check_that_breaks_leaves_the_others(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(doctor.data, "folder_of", breaks)
+    assert doctor.main() == 1
+    told = capsys.readouterr().out
+    assert "RuntimeError: Could not determine home directory." in told
+    assert told.endswith("Broken: data, folders.\n")
+    assert "reference on cpu" in told
+
+
+def run_without(packages: list[str], tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`sab doctor` in a process that cannot import some packages."""
+    for package in packages:
+        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError({package!r}, name={package!r})\n")
+    paths = os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])))
+    return subprocess.run(
+        [sys.executable, "-m", "sab", "doctor"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )
+
+
+def test_without_extras_it_tells_which_in_plain_lines(tmp_path: Path) -> None:
+    done = run_without(["tyro", "rich", "matplotlib", "ray"], tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    advice = "install the extra 'train': pip install '.[train]' in the repository."
+    assert f"!! versions: tyro: tyro is missing; {advice}" in lines
+    assert f"!! versions: rich: rich is missing; {advice}" in lines
+    assert any(line.startswith("-  versions: ray: ray is missing; install the extra 'ray'") for line in lines)
+    assert any(line.startswith("ok versions: safetensors: ") for line in lines)
+    assert lines[-1] == "Broken: tyro, rich."
+
+
+def test_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    listed = project["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        assert any(one.startswith(package) for one in listed[extra])
+    assert sum(len(listed[extra]) for extra in set(EXTRAS.values())) == len(EXTRAS)

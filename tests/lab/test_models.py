@@ -1,0 +1,368 @@
+"""The model that gets trained: encoder, layers and readout, against its own computation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sab
+from sab.errors import UserError
+from sab.lab.models import ModelConfig, SequenceModel
+from tests.ops.cases import CELLS, SCORERS, WEIGHTINGS_AND_FORWARDS, assert_close, gradients, randn, randomize
+
+SMALL: dict[str, Any] = {"hidden_size": 4, "k_top": 2, "k_att": 2, "k_trunc": 3}
+
+
+def make_model(encoding: str = "vector", input_size: int = 3, steps: int = 8, **options: Any) -> Any:
+    """A float64 model with three outputs."""
+    config = ModelConfig(**SMALL | options)
+    model = SequenceModel(config, encoding=encoding, input_size=input_size, output_size=3, steps=steps)
+    return randomize(model.double())
+
+
+def symbols(steps: int = 8, batch: int = 2, below: int = 5) -> Tensor:
+    return torch.randint(below, (steps, batch), generator=torch.Generator().manual_seed(0))
+
+
+# Readouts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_hidden_readout(cell: str, num_layers: int) -> None:
+    model = make_model(cell=cell, num_layers=num_layers)
+    x = randn(8, 2, 3)
+    hidden, state = model.layers(x)
+    outputs, model_state = model(x)
+    assert_close(outputs, hidden @ model.readout.weight.T + model.readout.bias)
+    assert_close(model_state.h, state.h)
+    assert model.readout_attention is None
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("weighting", ["relu", "relu_norm", "softmax", "softmax_sink"])
+def test_the_readout_of_weights_is_equation_4(weighting: str, num_layers: int) -> None:
+    """y = V1 h + V2 a + b, where a has a place for every microstate number."""
+    model = make_model(readout="hidden+weights", weighting=weighting, num_layers=num_layers)
+    x = randn(8, 2, 3)
+    hidden, _, attention = model.layers(x, return_attention=True)
+    v1, v2, b = model.readout.weight, model.readout_attention.weight, model.readout.bias
+    assert v2.shape == (3, 4)
+    numbers, weights = (part if num_layers == 1 else part[-1] for part in attention)
+    expected = []
+    for t in range(8):
+        rows = []
+        for row in range(2):
+            a = torch.zeros(4, dtype=torch.float64)
+            for number, weight in zip(numbers[t, row].tolist(), weights[t, row], strict=True):
+                if number >= 0:
+                    a = a + weight * F.one_hot(torch.tensor(number), 4)
+            rows.append(v1 @ hidden[t, row] + v2 @ a + b)
+        expected.append(torch.stack(rows))
+    outputs = model(x)[0]
+    assert_close(outputs, torch.stack(expected))
+    parameters = list(model.parameters())
+    for one, other in zip(
+        gradients([outputs], parameters), gradients([torch.stack(expected)], parameters), strict=True
+    ):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(("weighting", "forward"), WEIGHTINGS_AND_FORWARDS)
+def test_the_readout_of_the_summary(weighting: str, forward: str, num_layers: int) -> None:
+    model = make_model(readout="hidden+summary", weighting=weighting, forward=forward, num_layers=num_layers)
+    x = randn(8, 2, 3)
+    hidden, _, attention = model.layers(x, return_attention=True)
+    summary = attention.summary if num_layers == 1 else attention.summary[-1]
+    v1, v2, b = model.readout.weight, model.readout_attention.weight, model.readout.bias
+    assert v2.shape == (3, 4)
+    assert_close(model(x)[0], hidden @ v1.T + summary @ v2.T + b)
+
+
+@pytest.mark.parametrize("readout", ["hidden+weights", "hidden+summary"])
+def test_gradient_flows_through_the_readout_of_the_attention(readout: str) -> None:
+    """With V1 = 0 there is no other way to the scorer's parameters."""
+    model = make_model(readout=readout)
+    with torch.no_grad():
+        model.readout.weight.zero_()
+    names = [name for name, _ in model.layers.named_parameters() if name.startswith("attn_")]
+    parameters = [model.layers.get_parameter(name) for name in names]
+    for name, gradient in zip(names, gradients([model(randn(8, 2, 3))[0]], parameters), strict=True):
+        assert gradient.any(), name
+
+
+def test_the_readout_of_the_attention_has_no_second_bias() -> None:
+    assert make_model(readout="hidden+weights").readout_attention.bias is None
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20))
+def test_longer_sequences_than_trained_at(steps: int, k_att: int, longer: int) -> None:
+    """Microstates past the last column add nothing; up to there nothing depends on what comes later."""
+    model = make_model(readout="hidden+weights", steps=steps, k_att=k_att)
+    x = randn(steps + longer, 2, 3)
+    outputs, _, attention = model(x, return_attention=True)
+    assert_close(outputs[:steps], model(x[:steps])[0])
+    hidden, _ = model.layers(x)
+    numbers, weights = attention
+    columns = steps // k_att
+    late = (numbers >= columns) | (numbers < 0)
+    extra = outputs - model.readout(hidden)
+    nothing = (weights.masked_fill(late, 0.0) == 0).all(-1)
+    assert_close(extra[nothing], torch.zeros_like(extra[nothing]))
+    if columns > 0:
+        a = torch.zeros(*weights.shape[:2], columns, dtype=weights.dtype)
+        a = a.scatter_add(-1, numbers.masked_fill(late, 0), weights.masked_fill(late, 0.0))
+        assert_close(extra, model.readout_attention(a))
+
+
+def test_a_sequence_that_keeps_nothing() -> None:
+    model = make_model(readout="hidden+weights", steps=1, k_att=2)
+    assert_close(model(randn(1, 2, 3))[0], model.readout(model.layers(randn(1, 2, 3))[0]))
+
+
+@pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])
+def test_the_state_continues_exactly(readout: str) -> None:
+    model = make_model(readout=readout)
+    x = randn(8, 2, 3)
+    first, state = model(x[:3])
+    second, _ = model(x[3:], state)
+    assert_close(torch.cat([first, second]), model(x)[0])
+
+
+# Encodings -----------------------------------------------------------------------------------------------------------
+
+
+def test_onehot() -> None:
+    model = make_model("onehot", input_size=5)
+    inputs = symbols()
+    expected = torch.eye(5, dtype=torch.float64)[inputs]
+    assert_close(model(inputs)[0], model.readout(model.layers(expected)[0]))
+    assert model.layers.input_size == 5
+
+
+def test_scalar() -> None:
+    model = make_model("scalar", input_size=5)
+    inputs = symbols()
+    assert_close(model(inputs)[0], model.readout(model.layers(inputs[..., None].double())[0]))
+    assert model.layers.input_size == 1
+
+
+def test_vector() -> None:
+    model = make_model("vector", input_size=3)
+    x = randn(8, 2, 3)
+    assert_close(model(x)[0], model.readout(model.layers(x)[0]))
+    assert_close(model(x.float())[0], model(x)[0], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("encoding", ["onehot", "scalar", "vector"])
+def test_the_input_scale_multiplies_the_encoded_inputs(encoding: str) -> None:
+    model, scaled = make_model(encoding, input_size=5), make_model(encoding, input_size=5, input_scale=3.0)
+    with torch.no_grad():
+        model.layers.weight_ih_l0.mul_(3.0)
+    inputs = randn(8, 2, 5) if encoding == "vector" else symbols()
+    assert_close(scaled(inputs)[0], model(inputs)[0])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_scores_begin_near_the_initial_score(cell: str) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(cell=cell, hidden_size=64, num_layers=2, weighting="softmax_sink", initial_score=-4.0, k_top=3)
+    model = SequenceModel(config, encoding="vector", input_size=3, output_size=3, steps=40)
+    weights = model(randn(40, 2, 3).float(), return_attention=True)[2].weights[:, 10:]
+    scores = weights.log() - (1 - weights.sum(-1, keepdim=True)).log()  # what softmax_sink makes of them, backwards
+    assert_close(scores, torch.full_like(scores, -4.0), tolerance=0.5)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_share_of_the_summary_is_added_at_first(num_layers: int) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 6, "num_layers": num_layers, "k_top": 3, "incorporate": "concat"}
+    hidden = {}
+    for share in (0.0, 0.5, 1.0):
+        torch.manual_seed(0)
+        model = SequenceModel(
+            ModelConfig(**sizes, initial_summary=share), encoding="vector", input_size=3, output_size=3, steps=8
+        )
+        x = randn(8, 2, 3).float()
+        hidden[share], _, attention = model.layers(x, return_attention=True)
+        if num_layers == 1:
+            plain = model.layers.to_torch()(x[:3])[0]  # the third step is the first with something to read
+            assert_close(hidden[share][2], plain[2] + share * attention.summary[2], tolerance=1e-6)
+            assert attention.summary[2].abs().max() > 0.01
+        if share == 0:
+            assert_close(hidden[share], model.layers.to_torch()(x)[0], tolerance=1e-6)
+    assert not torch.allclose(hidden[0.5], hidden[1.0])
+
+
+# Methods -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_baselines_are_settings_of_the_same_layer() -> None:
+    sab_config = ModelConfig(method="sab", **SMALL).memory()
+    assert (sab_config.k_top, sab_config.k_trunc) == (2, 3)
+    bptt = ModelConfig(method="bptt", **SMALL).memory()
+    assert (bptt.k_top, bptt.k_trunc) == (0, None)
+    tbptt = ModelConfig(method="tbptt", **SMALL).memory()
+    assert (tbptt.k_top, tbptt.k_trunc) == (0, 3)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_bptt_is_torch(cell: str) -> None:
+    model = make_model(method="bptt", cell=cell)
+    x = randn(8, 2, 3).requires_grad_()
+    expected = model.readout(model.layers.to_torch()(x)[0])
+    actual = model(x)[0]
+    assert_close(actual, expected)
+    assert_close(gradients([actual], [x])[0], gradients([expected], [x])[0])
+
+
+@pytest.mark.parametrize("method", ["bptt", "tbptt"])
+@pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])
+def test_a_baseline_has_no_memory_and_reads_none(method: str, readout: str) -> None:
+    model = make_model(method=method, readout=readout)
+    assert {name.split("_")[0] for name, _ in model.layers.named_parameters()} == {"weight", "bias"}
+    assert model.readout_attention is None
+    x = randn(8, 2, 3).requires_grad_()
+    touched = gradients([model(x)[0][-1]], [x])[0].flatten(1).any(-1).tolist()
+    assert touched == ([True] * 8 if method == "bptt" else [False] * 6 + [True] * 2)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_cell_is_the_one_that_was_asked_for(cell: str) -> None:
+    model = make_model(cell=cell, num_layers=2)
+    assert model.layers.cell == cell
+    assert isinstance(model.layers, sab.SABRNN if cell.startswith("rnn") else sab.SABLSTM | sab.SABGRU)
+    assert model.layers.num_layers == 2
+
+
+def test_the_defaults_are_those_of_the_layers() -> None:
+    assert ModelConfig().memory() == sab.SABConfig()
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_every_option_reaches_the_layers(scorer: str) -> None:
+    options: dict[str, Any] = {
+        "k_top": 3, "k_att": 1, "k_trunc": 4, "scorer": scorer, "weighting": "softmax_sink", "forward": "dense",
+        "incorporate": "concat", "attention_size": 2, "max_microstates": 5, "backend": "reference",
+    }  # fmt: skip
+    model = SequenceModel(
+        ModelConfig(hidden_size=4, **options), encoding="vector", input_size=3, output_size=2, steps=5
+    )
+    assert model.layers.config == sab.SABConfig(**options)
+
+
+# Ordinary things -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])
+def test_autocast_and_other_types(readout: str) -> None:
+    model = make_model(readout=readout).float()
+    x = randn(8, 2, 3).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, _ = model(x)
+    assert outputs.isfinite().all()
+    half = copy.deepcopy(model).bfloat16()(x)[0]
+    assert half.dtype == torch.bfloat16
+    assert half.isfinite().all()
+
+
+def test_training_reduces_the_loss() -> None:
+    model = make_model("onehot", input_size=5, readout="hidden+summary", hidden_size=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    inputs = symbols(12, 4, below=3)
+    losses = []
+    for _ in range(30):
+        loss = F.cross_entropy(model(inputs)[0].flatten(0, 1), inputs.roll(1, 0).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "words"),
+    [
+        ({"method": "rtrl"}, "method", "sab, bptt, tbptt"),
+        ({"method": None}, "method", "sab, bptt, tbptt"),
+        ({"cell": "LSTM"}, "cell", "lstm, gru, rnn_tanh, rnn_relu"),
+        ({"cell": 3}, "cell", "lstm, gru, rnn_tanh, rnn_relu"),
+        ({"hidden_size": 0}, "hidden_size", "at least 1"),
+        ({"hidden_size": 2.5}, "hidden_size", "at least 1"),
+        ({"num_layers": 0}, "num_layers", "at least 1"),
+        ({"num_layers": "2"}, "num_layers", "at least 1"),
+        ({"readout": "summary"}, "readout", "hidden, hidden+weights, hidden+summary"),
+        ({"initial_score": "low"}, "initial_score", "number"),
+        ({"initial_score": -4.0, "scorer": "dot"}, "initial_score", "0 where scorer is not 'mlp'"),
+        ({"initial_summary": "none", "incorporate": "concat"}, "initial_summary", "number"),
+        ({"initial_summary": 0.0}, "initial_summary", "1 where incorporate is not 'concat'"),
+        ({"input_scale": 0}, "input_scale", "above 0"),
+        ({"input_scale": float("nan")}, "input_scale", "above 0"),
+        ({"k_trunc": 0}, "k_trunc", "at least 1"),
+        ({"k_top": -1}, "k_top", "at least 0"),
+        ({"scorer": "mpl"}, "scorer", "affine"),
+        ({"weighting": "relu", "forward": "dense"}, "weighting", "softmax, softmax_sink"),
+        ({"method": "tbptt", "k_trunc": None}, "k_trunc", "tbptt"),
+        ({"readout": "hidden+weights", "forward": "dense"}, "readout", "dense"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, Any], option: str, words: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        ModelConfig(**options)
+    assert isinstance(caught.value, UserError)
+    assert caught.value.option == option
+    assert str(caught.value).startswith(f"{option} must be ")
+    assert words in str(caught.value)
+    assert "; got " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("encoding", "embedding"),
+        ("encoding", None),
+        ("input_size", 0),
+        ("input_size", 1.5),
+        ("output_size", 0),
+        ("output_size", "2"),
+        ("steps", 0),
+        ("steps", -3),
+        ("steps", None),
+    ],
+)
+def test_a_bad_argument_of_the_model_is_named(option: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"encoding": "vector", "input_size": 3, "output_size": 2, "steps": 5} | {option: value}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        SequenceModel(ModelConfig(**SMALL, readout="hidden+weights"), **arguments)
+    assert isinstance(caught.value, UserError)
+    assert str(caught.value).startswith(f"{option} must be ")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "inputs"),
+    [
+        ("onehot", torch.tensor([[0], [5]])),
+        ("onehot", torch.tensor([[0], [-1]])),
+        ("onehot", torch.tensor([[0.5], [1.0]])),
+        ("vector", torch.zeros(4, 2, 3)),
+        ("vector", torch.full((4, 2, 5), torch.nan)),
+        ("scalar", torch.zeros(4, 2, 1)),
+        ("vector", torch.zeros(0, 2, 5)),
+    ],
+    ids=["too large", "negative", "not whole", "size", "nan", "too deep", "empty"],
+)
+def test_bad_inputs_of_the_model_are_told(encoding: str, inputs: Tensor) -> None:
+    model = make_model(encoding, input_size=5)
+    with pytest.raises(UserError) as caught:
+        model(inputs)
+    assert "must" in str(caught.value)

@@ -1,0 +1,85 @@
+"""Data sets of a few kilobytes in the formats of the real ones, whose places in the registry they can take."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from sab.lab.data import DATASETS, DataFile, Dataset
+
+WORDS = "the cat sat on mat <unk> N mr. it 's $ a-b was not here while new york fell".split()
+IMAGES = (40, 12, 12)
+"""Of training, validation and testing."""
+
+
+def lines(count: int, seed: int) -> bytes:
+    """Text as Mikolov's files have it."""
+    generator = np.random.default_rng(seed)
+    chosen = [" ".join(generator.choice(WORDS, 8)) for _ in range(count)]
+    return "".join(f" {line} \n" for line in chosen).encode()
+
+
+def letters(count: int, seed: int) -> bytes:
+    """Text as text8 has it."""
+    generator = np.random.default_rng(seed)
+    return generator.choice(np.frombuffer(b" abcdefghijklmnopqrstuvwxyz", np.uint8), count).tobytes()
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An array of bytes as an IDX file."""
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+def images(count: int, seed: int) -> tuple[bytes, bytes]:
+    generator = np.random.default_rng(seed)
+    return idx(generator.integers(0, 256, (count, 28, 28))), idx(generator.integers(0, 10, count))
+
+
+def contents() -> dict[str, list[bytes]]:
+    """What the files of each data set hold, unpacked."""
+    text = letters(12_000, 4)
+    return {
+        "ptb": [lines(200, 1), lines(40, 2), lines(40, 3)],
+        "text8": [text],
+        "text8 prefix": [text[:9_000]],
+        "mnist": [*images(sum(IMAGES[:2]), 5), *images(IMAGES[2], 6)],
+    }
+
+
+def described(real: Dataset, files: list[bytes]) -> Dataset:
+    """A data set like a real one that holds these files."""
+    counts = {
+        "ptb": tuple(len(content) - 2 * content.count(b"\n") for content in files),
+        "text8": (8_000, 2_000, 2_000),
+        "text8 prefix": (6_000, 1_500, 1_500),
+        "mnist": IMAGES,
+    }[real.name]
+    tiny = [
+        DataFile(file.name, len(content), hashlib.sha256(content).hexdigest(), (), file.also)
+        for file, content in zip(real.files, files, strict=True)
+    ]
+    return replace(real, files=tuple(tiny), counts=counts)  # pyright: ignore[reportArgumentType]
+
+
+def datasets() -> dict[str, Dataset]:
+    return {name: described(DATASETS[name], files) for name, files in contents().items()}
+
+
+def write(folder: Path) -> None:
+    """Puts all of them into a folder of data, packed as they are found in the wild."""
+    for name, files in contents().items():
+        below = folder / DATASETS[name].folder
+        below.mkdir(parents=True, exist_ok=True)
+        for file, content in zip(DATASETS[name].files, files, strict=True):
+            if name == "mnist":
+                (below / f"{file.name}.gz").write_bytes(gzip.compress(content))
+            elif name == "ptb":
+                (below / f"{file.name}.xz").write_bytes(lzma.compress(content))
+            else:
+                (below / file.name).write_bytes(content)

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import errno
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from sab.errors import UserError
+from sab.lab.models import ModelConfig
+from sab.lab.tasks import Adding, Copying, Split
+from sab.lab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
+from sab.lab.training import checkpoint as checkpoints
+from sab.lab.training.checkpoint import load_model
+from sab.lab.training.progress import Progress
+from tests.lab.training.runs import CLOCK, PressCtrlC, contents, newest
+
+Train = Callable[..., Result]
+
+
+def test_a_run_is_a_folder(tmp_path: Path, config: RunConfig, run_training: Train) -> None:
+    out = tmp_path / "new" / "run"
+    result = run_training(out)
+    assert (result.status, result.iterations) == ("finished", 8)
+    assert newest(out).name == "step-00000008"
+    run = Run.open(out)
+    assert run.config == config
+    assert run.result() == result
+    lines = run.evaluations()
+    assert [line["step"] for line in lines] == [3, 6, 8]
+    for line in lines:
+        assert line.keys() == {"step", "loss", "metrics", "grad_norm", "grad_norm_max", "skipped", "rollbacks", *CLOCK}
+        assert line["metrics"].keys() == {"accuracy_last10", "cross_entropy_last10", "cross_entropy"}
+        assert 0 < line["grad_norm"] <= line["grad_norm_max"]
+    assert result.metrics.keys() == lines[-1]["metrics"].keys()
+    assert result.versions["torch"] == torch.__version__
+    assert result.device.startswith("cpu")
+    assert result.wall_time > 0
+    assert sorted(path.name for path in out.iterdir() if "tfevents" not in path.name) == [
+        "checkpoint",
+        "config.json",
+        "metrics.jsonl",
+        "result.json",
+    ]
+
+
+def test_tensorboard_has_what_metrics_jsonl_has(tmp_path: Path, run_training: Train) -> None:
+    run_training(tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    logged = [(event.step, event.value) for event in events.Scalars("accuracy_last10")]
+    lines = Run.open(tmp_path / "run").evaluations()
+    assert logged == [(line["step"], pytest.approx(line["metrics"]["accuracy_last10"])) for line in lines]
+    assert {"loss", "grad_norm", "iterations_per_second", "cross_entropy"} <= set(events.Tags()["scalars"])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path, run_training: Train) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.rand(3)  # whatever the caller does with torch's random state
+        run_training(tmp_path / name, seed=seed)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert contents(tmp_path / "a") != contents(tmp_path / "c")
+
+
+def test_training_leaves_the_callers_settings_alone(tmp_path: Path, run_training: Train) -> None:
+    random, threads, handler = torch.get_rng_state(), torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    run_training(tmp_path / "run", threads=threads + 1)
+    assert torch.equal(random, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 7])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, run_training: Train, at: int) -> None:
+    run_training(tmp_path / "whole")
+    out = tmp_path / "pieces"
+    result = run_training(out, progress=PressCtrlC(at))
+    assert (result.status, result.iterations, result.metrics) == ("interrupted", at, {})
+    assert newest(out).name == f"step-{at:08d}"
+    assert not (out / "result.json").exists()
+    assert run_training(out, resume=True, threads=None, checkpoint_every=5).status == "finished"
+    assert contents(out) | {"config": ""} == contents(tmp_path / "whole") | {"config": ""}
+
+
+@pytest.mark.parametrize("killed_after", ["the log", "the checkpoint"])
+def test_killed_and_resumed_equals_uninterrupted(
+    tmp_path: Path, run_training: Train, monkeypatch: pytest.MonkeyPatch, killed_after: str
+) -> None:
+    """A crash that leaves no time for anything, between a line of the log and its checkpoint or right after both."""
+    run_training(tmp_path / "whole", checkpoint_every=3)
+    out = tmp_path / "pieces"
+    save = checkpoints.save
+
+    def die(folder: Path, config: RunConfig, model: Any, optimizer: Any, state: checkpoints.TrainingState) -> None:
+        if killed_after == "the checkpoint" or state.step < 6:
+            save(folder, config, model, optimizer, state)
+        if state.step == 6:
+            raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "save", die)
+        with pytest.raises(MemoryError):
+            run_training(out, checkpoint_every=3)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    run_training(out, resume=True, checkpoint_every=3)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_folder_of_which_a_part_was_removed_is_no_run_any_more(tmp_path: Path, run_training: Train) -> None:
+    """As whoever removes it while the run writes into it leaves it."""
+    out = tmp_path / "run"
+
+    class Remove(Progress):
+        def iteration(self, step: int, loss: float) -> None:
+            if step == 5:
+                (out / "config.json").unlink()
+
+    with pytest.raises(UserError, match=r"run' must be a place that can be written to; it is not: No such file"):
+        run_training(out, progress=Remove())
+    assert not (out / "result.json").exists()
+
+
+def test_events_that_cannot_be_written_are_told_of_once(
+    tmp_path: Path, run_training: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard writes them by a thread of its own."""
+
+    def fails(self: RecordWriter, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    hook = threading.excepthook
+    monkeypatch.setattr(RecordWriter, "write", fails)
+    with pytest.raises(UserError, match="it is not: No space left on device"):
+        run_training(tmp_path / "run")
+    assert capsys.readouterr() == ("", "")
+    assert threading.excepthook is hook
+
+
+def test_more_iterations_equal_a_longer_run(tmp_path: Path, run_training: Train) -> None:
+    run_training(tmp_path / "whole")
+    run_training(tmp_path / "pieces", iterations=5)
+    assert [line["step"] for line in Run.open(tmp_path / "pieces").evaluations()] == [3, 5]
+    run_training(tmp_path / "pieces", resume=True)
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
+    assert Run.open(tmp_path / "pieces").config == Run.open(tmp_path / "whole").config
+
+
+def test_resuming_what_is_finished_changes_nothing(tmp_path: Path, run_training: Train) -> None:
+    result = run_training(tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run_training(tmp_path / "run", resume=True) == result
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_second_ctrl_c_acts_at_once(tmp_path: Path, run_training: Train) -> None:
+    class PressTwice(Progress):
+        def iteration(self, step: int, loss: float) -> None:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_training(tmp_path / "run", progress=PressTwice())
+    assert run_training(tmp_path / "run", resume=True).status == "finished"
+
+
+def test_early_stop_when_solved(tmp_path: Path, run_training: Train) -> None:
+    result = run_training(tmp_path / "run", stop_at=0.0)  # any accuracy will do
+    assert (result.status, result.iterations, result.solved_at) == ("solved", 3, 3)
+    assert "accuracy on the last 10 0.0% after 3 iterations" in result.message
+    assert run_training(tmp_path / "run", resume=True, stop_at=0.0) == result
+    # A crash between the checkpoint and the result must not make it train past the solution.
+    (tmp_path / "run" / "result.json").unlink()
+    assert run_training(tmp_path / "run", resume=True, stop_at=0.0).iterations == 3
+
+
+def test_no_early_stop_without_being_asked(tmp_path: Path, run_training: Train) -> None:
+    assert run_training(tmp_path / "run", stop_at=1.1).solved_at is None
+    config = TrainConfig(iterations=4, batch_size=2, eval_every=2, eval_batches=1)
+
+    class Easy(Adding):
+        headline = replace(Adding.headline, solved=1e6)
+
+    result = train(Easy(length=4), ModelConfig(hidden_size=4, k_trunc=2), config, tmp_path / "easy")
+    assert (result.status, result.iterations, result.solved_at) == ("finished", 4, 2)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_a_number_that_is_not_finite_stops_the_run_before_the_weights(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    calls = 0
+    loss = Copying.loss
+
+    def spoilt(self: Copying, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        value = loss(self, outputs, targets)
+        if calls < 6:
+            return value
+        return value * float("nan") if what == "loss" else value + (value - value.detach()).abs().sqrt()
+
+    monkeypatch.setattr(Copying, "loss", spoilt)
+    out = tmp_path / "run"
+    result = train(config.task, config.model, config.training, out)
+    assert (result.status, result.iterations) == ("diverged", 5)
+    assert result.message.startswith(f"the {what} of iteration 6 is ")
+    assert newest(out).name == "step-00000004"
+    model = load_model(Run.open(out), torch.device("cpu"))
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert all(value is not None for value in result.metrics.values())
+    assert train(config.task, config.model, config.training, out, resume=True) == result
+
+
+def test_no_clipping_and_clipping_differ_and_report_the_unclipped_norm(tmp_path: Path, run_training: Train) -> None:
+    run_training(tmp_path / "free", clip=None)
+    run_training(tmp_path / "tight", clip=1e-3)
+    free, tight = (Run.open(tmp_path / name).evaluations()[0] for name in ("free", "tight"))
+    assert tight["grad_norm"] > 0.1
+    assert free["loss"] != tight["loss"]
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+@pytest.mark.parametrize("task", [Copying(length=2), Copying(length=2, encoding="scalar"), Adding(length=4)])
+def test_precisions_and_encodings(tmp_path: Path, precision: Any, task: Any) -> None:
+    config = TrainConfig(iterations=2, batch_size=2, eval_every=2, eval_batches=1, precision=precision)
+    result = train(task, ModelConfig(hidden_size=4, k_top=2, k_trunc=3), config, tmp_path / "run")
+    assert result.status == "finished"
+    weights = load_model(Run.open(tmp_path / "run"), torch.device("cpu")).readout.weight
+    assert weights.dtype == (torch.float64 if precision == "float64" else torch.float32)
+
+
+def test_evaluation_is_the_mean_over_unseen_batches(tmp_path: Path, config: RunConfig, run_training: Train) -> None:
+    result = run_training(tmp_path / "run")
+    model = load_model(Run.open(tmp_path / "run"), torch.device("cpu")).train()
+    assert evaluate(model, config.task, config.training, "test") == result.metrics
+    assert model.training
+    assert evaluate(model, config.task, config.training, "valid") != result.metrics
+    assert evaluate(model, config.task, config.training, "test", batches=1) != result.metrics
+    with pytest.raises(ValueError, match=r"^batches must be a whole number of at least 1; got 0"):
+        evaluate(model, config.task, config.training, batches=0)
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    """Constant targets are learned at once: the loop does descend."""
+
+    class One(Adding):
+        def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, targets = super().draw(generator, batch_size, split)
+            return inputs, torch.ones_like(targets)
+
+    config = TrainConfig(iterations=60, batch_size=4, lr=2e-2, eval_every=20, eval_batches=1)
+    train(One(length=3), ModelConfig(hidden_size=4, k_top=2, k_trunc=2), config, tmp_path / "run")
+    losses = [line["loss"] for line in Run.open(tmp_path / "run").evaluations()]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("argument", ["task", "model_config", "train_config", "out"])
+def test_an_argument_of_another_kind_is_named(tmp_path: Path, config: RunConfig, argument: str) -> None:
+    arguments: dict[str, Any] = {"task": config.task, "model_config": config.model, "train_config": config.training}
+    with pytest.raises(TypeError, match=f"^{argument} must be a .*; got None"):
+        train(**{**arguments, "out": tmp_path / "run", argument: None})

@@ -1,0 +1,151 @@
+"""The memory's own learning rate, a share of that of the cell and the readout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sab.lab.models import ModelConfig
+from sab.lab.tasks import Copying
+from sab.lab.training import Result, RunConfig, TrainConfig, trainer
+from sab.lab.training.checkpoint import TrainingState
+from sab.lab.training.updates import (
+    DeviceUpdates,
+    HostUpdates,
+    Updates,
+    build_capturable_optimizer,
+    build_optimizer,
+)
+from sab.parts.scorers import SCORERS
+from tests.lab.training.runs import PressCtrlC, contents, newest
+
+CPU = torch.device("cpu")
+READOUT = {"readout.weight", "readout.bias", "readout_attention.weight"}
+
+
+def on_host(config: RunConfig, model: nn.Module, state: TrainingState) -> Updates:
+    return HostUpdates(config, model, build_optimizer(config.training, model, CPU), state)
+
+
+def as_on_a_gpu(config: RunConfig, model: nn.Module, state: TrainingState) -> Updates:
+    optimizer = build_capturable_optimizer(config.training, model, CPU)
+    return DeviceUpdates(config, model, optimizer, state, None, None)
+
+
+def with_memory(scorer: str = "mlp", **training: Any) -> RunConfig:
+    model = ModelConfig(hidden_size=6, num_layers=2, k_top=2, k_trunc=4, scorer=scorer, incorporate="concat")
+    model = replace(model, readout="hidden+weights", max_microstates=5)
+    return RunConfig(Copying(length=2), model, TrainConfig(iterations=10, batch_size=3, **training))
+
+
+def names_of(model: nn.Module, group: dict[str, Any]) -> list[str]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [names[parameter] for parameter in group["params"]]
+
+
+def copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("build", [build_optimizer, build_capturable_optimizer])
+@pytest.mark.parametrize("scorer", list(SCORERS))
+def test_the_memorys_parameters_are_those_that_a_baseline_lacks(scorer: str, build: Callable[..., Any]) -> None:
+    config = with_memory(scorer, memory_lr=0.25, lr=0.5)
+    model = config.build_model(CPU)
+    plain = replace(config, model=replace(config.model, method="bptt")).build_model(CPU)
+    cells, memorys = build(config.training, model, CPU).param_groups
+    others = READOUT | dict(plain.named_parameters()).keys()
+    assert set(names_of(model, cells)) == others
+    assert set(names_of(model, memorys)) == dict(model.named_parameters()).keys() - others
+    assert {"layers.incorporate_weight_l0", "layers.incorporate_bias_l1"} < set(names_of(model, memorys))
+
+
+@pytest.mark.parametrize("build", [build_optimizer, build_capturable_optimizer])
+@pytest.mark.parametrize(("method", "share"), [("sab", 1.0), ("bptt", 0.25)])
+def test_one_rate_is_one_group_in_the_models_order(method: Any, share: float, build: Callable[..., Any]) -> None:
+    config = with_memory(memory_lr=share)
+    model = replace(config, model=replace(config.model, method=method)).build_model(CPU)
+    (group,) = build(config.training, model, CPU).param_groups
+    assert names_of(model, group) == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("updates_of", [on_host, as_on_a_gpu])
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_an_element_moves_by_the_rate_of_its_parameter(
+    monkeypatch: pytest.MonkeyPatch, updates_of: Callable[..., Updates], factor: float
+) -> None:
+    """Where every gradient is 1 so are both of Adam's corrected moments, and it moves all by its rate."""
+
+    def descend(self: Updates, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        for parameter in self._model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return torch.tensor(1.0), torch.tensor(1.0)
+
+    monkeypatch.setattr(Updates, "_descend", descend)
+    config = with_memory(memory_lr=0.25, lr=0.01, lr_decay=0.0, precision="float64")
+    model = config.build_model(CPU)
+    updates = updates_of(config, model, TrainingState(lr_factor=factor))
+    for step in (0, 5):
+        before = copies(model)
+        updates.make(step)
+        rate = 0.01 * factor * (1 - 0.98 * step / 10)
+        for name, parameter in model.named_parameters():
+            share = 0.25 if name.startswith(("layers.attn_", "layers.incorporate_")) else 1.0
+            expected = torch.full_like(parameter, share * rate)
+            torch.testing.assert_close(before[name] - parameter, expected, rtol=1e-6, atol=0, msg=name)
+    updates.close()
+
+
+def test_by_default_training_is_plain_adam(tmp_path: Path, config: RunConfig, run_training: Any) -> None:
+    run_training(tmp_path / "run", lr_decay=0.5)
+    task, training = config.task, replace(config.training, lr_decay=0.5)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(training.seed)
+        model = config.build_model(CPU)
+    adam = torch.optim.Adam(model.parameters(), lr=training.lr)
+    for step in range(training.iterations):
+        inputs, targets = task.batch(training.seed, step, training.batch_size)
+        adam.param_groups[0]["lr"] = training.lr_at(step)
+        adam.zero_grad()
+        task.loss(model(inputs)[0], targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+    stored = load_file(newest(tmp_path / "run") / "model.safetensors")
+    assert stored.keys() == model.state_dict().keys()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_another_share_is_another_run(tmp_path: Path, run_training: Callable[..., Result]) -> None:
+    for share in (1.0, 0.25):
+        run_training(tmp_path / f"{share}", memory_lr=share)
+    one, other = (load_file(newest(tmp_path / f"{share}") / "model.safetensors") for share in (1.0, 0.25))
+    assert all(not torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def reversed_groups(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
+    adam = build_optimizer(config, model, device)
+    assert len(adam.param_groups) == 2
+    adam.param_groups.reverse()
+    for group in adam.param_groups:
+        group["params"].reverse()
+    return adam
+
+
+@pytest.mark.parametrize("resumed_with", [build_optimizer, reversed_groups])
+def test_interrupted_and_resumed(
+    tmp_path: Path, run_training: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, resumed_with: Any
+) -> None:
+    """Checkpoints know Adam's state by the parameter's name, so its order does not matter."""
+    options = {"memory_lr": 0.25, "lr_decay": 0.5}
+    run_training(tmp_path / "whole", **options)
+    assert run_training(tmp_path / "pieces", progress=PressCtrlC(5), **options).status == "interrupted"
+    monkeypatch.setattr(trainer, "build_optimizer", resumed_with)
+    assert run_training(tmp_path / "pieces", resume=True, **options).status == "finished"
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")

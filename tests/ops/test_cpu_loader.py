@@ -1,0 +1,202 @@
+"""The compiled library: built, cached, done without; and what is special about the loops in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sab.errors import UserError
+from sab.ops.cpu import engine as cpu
+from sab.ops.cpu import loader
+from tests.ops.cases import CELLS, INCORPORATIONS, SCORERS, assert_close, gradients, make_layer, randn, randomize
+
+needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine that has built nothing yet; its cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loader._find.cache_clear()
+    yield tmp_path / "sab"
+    loader._find.cache_clear()
+
+
+@needs_library
+def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "FLAGS", ["-std=c++17", "-O0"])
+    assert loader.unavailable() is None
+    (built,) = fresh.iterdir()
+    loader._find.cache_clear()
+    monkeypatch.setattr(loader, "_build", lambda *_: pytest.fail("it was there"))
+    assert loader.unavailable() is None
+    assert list(fresh.iterdir()) == [built]
+
+
+@needs_library
+def test_another_source_is_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    before = loader._fingerprint(compiler)
+    changed = tmp_path / "changed.cpp"
+    changed.write_text(loader.SOURCE.read_text() + "// changed\n")
+    monkeypatch.setattr(loader, "SOURCE", changed)
+    assert loader._fingerprint(compiler) != before
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("why", ["switched off", "no compiler", "no cache", "does not compile"])
+def test_without_it_the_reference_does_the_work(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    layer = make_layer("lstm", 3, 4, backend="auto")
+    x = randn(5, 2, 3)
+    expected = layer(x)[0]
+    if why == "switched off":
+        monkeypatch.setenv("SAB_NATIVE", "0")
+    elif why == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif why == "no cache":
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    elif shutil.which("c++") is None:
+        pytest.skip("there is no compiler to fail")
+    else:
+        broken = tmp_path / "broken.cpp"
+        broken.write_text("this is not C++\n")
+        monkeypatch.setattr(loader, "SOURCE", broken)
+    loader._find.cache_clear()
+    assert loader.unavailable() is not None
+    assert_close(layer(x)[0], expected)
+    with pytest.raises(UserError, match=r"^backend must be auto or one that supports this.*; 'cpu' does not: "):
+        make_layer("lstm", 3, 4, backend="cpu")(x)
+
+
+@needs_library
+@pytest.mark.parametrize("incorporate", INCORPORATIONS)
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_threads_that_share_products_give_the_same(
+    cell: str, scorer: str, incorporate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do for large weights; here also with more threads than rows."""
+    layer = randomize(make_layer(cell, 3, 7, k_top=2, k_trunc=3, scorer=scorer, incorporate=incorporate, backend="cpu"))
+    x = randn(9, 2, 3).requires_grad_()
+    leaves = [x, *layer.parameters()]
+    output = layer(x)[0]
+    expected = gradients([output], leaves)
+    monkeypatch.setattr(cpu, "LARGEST_OWN_WEIGHTS", 0)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        again = layer(x)[0]
+        assert_close(again, output)
+        for actual, wanted in zip(gradients([again], leaves), expected, strict=True):
+            assert_close(actual, wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_library
+@pytest.mark.parametrize("size", [1, 5, 16, 47, 48, 49, 100])
+@pytest.mark.parametrize("batch", [1, 7, 8, 9])
+def test_odd_sizes_in_float32(size: int, batch: int) -> None:
+    """Whole and partial panels and blocks of the matrix products; the error is that of float32."""
+    options = {"k_top": 3, "k_att": 1, "k_trunc": 4, "incorporate": "concat"}
+    exact = randomize(make_layer("lstm", 2, size, **options, backend="reference"), scale=1 / size**0.5)
+    fast = make_layer("lstm", 2, size, **options, backend="cpu", dtype=torch.float32)
+    fast.load_state_dict(exact.state_dict())
+    x = randn(6, batch, 2)
+    output, expected = fast(x.float())[0], exact(x)[0]
+    assert_close(output.double(), expected, tolerance=2e-5)
+    actuals = gradients([output.double()], [*fast.parameters()])
+    for actual, wanted in zip(actuals, gradients([expected], [*exact.parameters()]), strict=True):
+        assert (actual.double() - wanted).norm() <= 1e-4 * wanted.norm() + 1e-6
+
+
+@needs_library
+def test_functions_in_float32_are_exact_to_rounding() -> None:
+    """A plain tanh cell of one unit shows the library's own tanh."""
+    layer = make_layer("rnn_tanh", 1, 1, bias=False, k_top=0, k_trunc=None, dtype=torch.float32, backend="cpu")
+    with torch.no_grad():
+        layer.weight_ih_l0.fill_(1.0)
+        layer.weight_hh_l0.zero_()
+    x = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([0.0, 1e-30, -1e-7, 1e4, -1e4, 3e38])])
+    output = layer(x.view(1, -1, 1))[0].flatten().double()
+    exact = torch.tanh(x.double())
+    assert ((output - exact).abs() <= 4e-7 * exact.abs() + 1e-37).all()
+
+
+@needs_library
+def test_what_would_overflow_in_the_padding_spoils_no_gradient() -> None:
+    """A row that has ended must not run on: its numbers grow there, and 0 times infinity is NaN."""
+    layers = [make_layer("rnn_relu", 3, 4, k_top=2, weighting="relu", backend=name) for name in ("cpu", "reference")]
+    x = randn(700, 2, 3)
+    actuals = []
+    for layer in layers:
+        with torch.no_grad():
+            for name, parameter in randomize(layer, seed=3).named_parameters():
+                if name.startswith("weight_hh"):
+                    parameter.copy_(3 * torch.eye(4))
+                elif name.startswith("bias"):
+                    parameter.fill_(0.1)
+        output = layer(x, lengths=[5, 4])[0]
+        actuals.append([output, *gradients([output], [*layer.parameters()])])
+    for actual, wanted in zip(*actuals, strict=True):
+        assert wanted.isfinite().all()
+        assert_close(actual, wanted)
+
+
+@needs_library
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_parameters_that_are_not_contiguous(cell: str, scorer: str) -> None:
+    """As hypernetworks and parametrizations give them."""
+    options = {"k_top": 2, "scorer": scorer, "max_microstates": 3, "incorporate": "concat"}
+    layer = randomize(make_layer(cell, 3, 4, **options, backend="cpu"))
+    x = randn(7, 2, 3)
+    strided = {name: torch.stack([p.detach()] * 2, dim=-1)[..., 0] for name, p in layer.named_parameters()}
+    assert not any(parameter.is_contiguous() for parameter in strided.values())
+    assert_close(torch.func.functional_call(layer, strided, (x,))[0], layer(x)[0])
+
+
+@needs_library
+def test_a_parameter_of_another_type_is_not_misread() -> None:
+    layer = make_layer("lstm", 3, 4, dtype=torch.float32, backend="cpu")
+    layer.attn_v_l0 = torch.nn.Parameter(layer.attn_v_l0.double())
+    with pytest.raises(UserError, match="'cpu' does not: the parameters differ from the input in type or device"):
+        layer(torch.zeros(5, 2, 3))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_fails_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise loader.LibraryUnavailable("it does not compile")
+
+    monkeypatch.setattr(loader, "_build", fail)
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/true")
+    layer = make_layer("lstm", 3, 4, 2)
+    for _ in range(3):
+        layer(randn(4, 2, 3))
+    assert calls == [1]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "there is no compiled CPU backend, so the slower reference does its work: it does not compile"
+    ]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_user_without_a_home_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert loader.unavailable() is not None
+    assert make_layer("lstm", 3, 4)(randn(4, 2, 3))[0].isfinite().all()
