@@ -21,9 +21,12 @@ class Cell(NamedTuple):
     gates: int
     """Rows of the weights, in multiples of the hidden size."""
     has_c: bool
-    """Whether it carries a cell state c beside the hidden state h."""
+    """Whether it carries a cell state c besides the hidden state h."""
     step: Step
     """(x_gates, h_gates, h, c) -> (provisional hidden state, c)."""
+    splits_gates: bool = False
+    """Whether x_gates and h_gates do not enter as their sum alone, as in the GRU: then b_hh cannot be added to the
+    input's part beforehand, the two have gradients of their own, and the last gate's h_gates are saved."""
 
 
 def lstm(x_gates: Tensor, h_gates: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -51,7 +54,7 @@ def rnn_relu(x_gates: Tensor, h_gates: Tensor, h: Tensor, c: Tensor | None) -> t
 
 CELLS: dict[str, Cell] = {
     "lstm": Cell(4, True, lstm),
-    "gru": Cell(3, False, gru),
+    "gru": Cell(3, False, gru, splits_gates=True),
     "rnn_tanh": Cell(1, False, rnn_tanh),
     "rnn_relu": Cell(1, False, rnn_relu),
 }

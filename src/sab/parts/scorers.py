@@ -37,8 +37,10 @@ class Scorer(NamedTuple):
     score: Callable[[ScorerWeights, Tensor, Tensor], Tensor]
     """(weights, keys [B, S, d], provisional hidden state [B, n]) -> scores [B, S]."""
     query_cancels: bool = False
-    """Whether scores are keys [B, S, 1] plus the same number for all, so that keys alone tell which are highest: also
-    where a large query would drown their differences in rounding."""
+    """Whether scores are keys [B, S, 1] plus the same number for all. Then keys alone decide the selection, also
+    where a large query would drown their differences in rounding, and `bias` is indexed by a microstate's number."""
+    mark: Callable[[Tensor], Tensor] = lambda state: state
+    """What of a state the weights are multiplied with: the state itself, or a bounded form of it."""
 
 
 def _affine_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
@@ -61,14 +63,6 @@ def _affine_key(w: ScorerWeights, microstate: Tensor, number: Tensor) -> Tensor:
 def _affine_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
     assert w.w_query is not None
     return keys.squeeze(-1) + (h @ w.w_query).unsqueeze(-1)
-
-
-def _affine_tanh_key(w: ScorerWeights, microstate: Tensor, number: Tensor) -> Tensor:
-    return _affine_key(w, torch.tanh(microstate), number)
-
-
-def _affine_tanh_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
-    return _affine_score(w, keys, torch.tanh(h))
 
 
 def _mlp_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
@@ -97,7 +91,13 @@ def _dot_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
 
 SCORERS: dict[str, Scorer] = {
     "affine": Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True),
-    "affine_tanh": Scorer(_affine_shapes, _affine_tanh_key, _affine_tanh_score, query_cancels=True),
+    "affine_tanh": Scorer(
+        _affine_shapes,
+        lambda w, microstate, number: _affine_key(w, torch.tanh(microstate), number),
+        lambda w, keys, h: _affine_score(w, keys, torch.tanh(h)),
+        query_cancels=True,
+        mark=torch.tanh,
+    ),
     "mlp": Scorer(_mlp_shapes, _linear_key, _mlp_score),
     "dot": Scorer(_dot_shapes, _linear_key, _dot_score),
 }

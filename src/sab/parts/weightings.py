@@ -20,6 +20,8 @@ class Weighting(NamedTuple):
     """(scores [B, k], valid [B, k]) -> weights [B, k]."""
     normalises_all: bool
     """Whether it can run over the whole macrostate (forward='dense')."""
+    saves_norm: bool = False
+    """Whether the backward needs the sum that weights were divided by."""
 
 
 def relu(scores: Tensor, valid: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def softmax_sink(scores: Tensor, valid: Tensor) -> Tensor:
 
 WEIGHTINGS: dict[str, Weighting] = {
     "relu": Weighting(relu, False),
-    "relu_norm": Weighting(relu_norm, False),
+    "relu_norm": Weighting(relu_norm, False, saves_norm=True),
     "softmax": Weighting(softmax, True),
     "softmax_sink": Weighting(softmax_sink, True),
 }
