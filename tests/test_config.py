@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 import sab
 from sab.config import BACKENDS, FORWARDS
 from sab.errors import UserError
-from sab.parts.incorporations import INCORPORATIONS
-from sab.parts.scorers import SCORERS
-from sab.parts.weightings import WEIGHTINGS
+from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 
 GOOD = {
     "k_top": st.integers(0, 4),

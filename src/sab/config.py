@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sab.errors import UserValueError, check_choice, check_int
-from sab.parts.incorporations import INCORPORATIONS
-from sab.parts.scorers import SCORERS
-from sab.parts.weightings import WEIGHTINGS
+from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
@@ -65,3 +63,14 @@ class SABConfig:
             raise UserValueError(
                 f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
             )
+
+    def part_names(self, cell: str) -> dict[str, object]:
+        """The parts that a layer with this cell computes with, by kind; without a memory the cell alone."""
+        if self.k_top == 0:
+            return {"cell": cell}
+        return {
+            "cell": cell,
+            "scorer": self.scorer,
+            "weighting": self.weighting,
+            "incorporation": self.incorporate,
+        }

@@ -18,9 +18,8 @@ from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, 
 from sab.ops import dispatch
 from sab.ops.operation import is_autocast
 from sab.ops.types import LayerResult, LayerState, LayerWeights
-from sab.parts.cells import CELLS
-from sab.parts.incorporations import INCORPORATIONS
-from sab.parts.scorers import SCORERS, ScorerWeights
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS
+from sab.parts.scorers import ScorerWeights
 from sab.state import Attention, SABState
 
 Input = Tensor | PackedSequence
@@ -41,7 +40,7 @@ class _SABLayer(nn.Module):
     """What the three layers share; the cell makes the difference."""
 
     cell: str
-    """Name of the cell, of those in `sab.parts.cells.CELLS`."""
+    """Name of the cell, of those in `sab.parts.registry.CELLS`."""
     _torch_class: ClassVar[type[nn.RNNBase]]
     weight_hh_l0: nn.Parameter
 

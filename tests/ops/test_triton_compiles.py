@@ -16,7 +16,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from sab.config import SABConfig
 from sab.ops.operation import Plan
-from sab.ops.triton import small
+from sab.ops.triton import functions, small
 from sab.ops.triton.small_backward import backward_kernel
 from sab.ops.triton.small_forward import forward_kernel
 
@@ -24,12 +24,23 @@ cell, scorer, weighting, incorporate, n, k_top, dtype, tf32 = eval(sys.argv[1])
 config = SABConfig(k_top, 2, 3, scorer, weighting, "sparse", incorporate)
 key_size = 1 if scorer in ("affine", "affine_tanh") else n
 half = {torch.float32: "fp16", torch.bfloat16: "bf16"}[dtype]
-constants = small._constants_of(config, cell, n, key_size, dtype, tf32)
+parts = functions.parts_of(cell, config)
+constants = small.constants_of(parts, k_top, n, key_size, dtype, tf32)
+by_products = scorer == "dot" and n == 128
 assert constants["RESIDENT"] == (tf32 or dtype == torch.bfloat16)
 of_compute = "bf16" if dtype == torch.bfloat16 else "fp32"
 for kernel, more in (
-    (forward_kernel, {"KC": 32, "PACKED": constants["RESIDENT"], "HAS_BIAS": True}),
-    (backward_kernel, {"HAS_DCELLS": True, "HAS_DSUMMARY": True, "HAS_DWEIGHTS": True, "HELD": 3}),
+    (
+        forward_kernel,
+        functions.forward_constants(parts)
+        | {"KC": 32, "PACKED": constants["RESIDENT"], "BY_PRODUCTS": by_products}
+        | {"HAS_BIAS": True, "HAS_SCORER_BIAS": scorer != "dot"},
+    ),
+    (
+        backward_kernel,
+        functions.backward_constants(parts)
+        | {"HAS_DCELLS": True, "HAS_DSUMMARY": True, "HAS_DWEIGHTS": True, "HELD": 3},
+    ),
 ):
     values = {**constants, **more, "HAS_LENGTHS": True}
     warps = values.pop("num_warps")
@@ -53,7 +64,7 @@ for kernel, more in (
     if constants["RESIDENT"]:
         assert "mma.sync" in compiled.asm["ptx"]
     by_hand = [line for line in compiled.asm["ttgir"].splitlines() if 'inline_asm "{ .reg .f32 a, b;' in line]
-    if kernel is forward_kernel and scorer == "dot" and n == 128:  # which thread has what matters to these products
+    if kernel is forward_kernel and by_products:  # which thread has what matters to these products
         layout = by_hand[0].rsplit("tensor<8x32xf32, ", 1)[1].split(">")[0]
         (defined,) = [line for line in compiled.asm["ttgir"].splitlines() if line.startswith(layout + " =")]
         assert "sizePerThread = [1, 1], threadsPerWarp = [1, 32], warpsPerCTA = [8, 1]" in defined

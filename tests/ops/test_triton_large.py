@@ -20,7 +20,10 @@ import triton
 import triton.language as tl
 
 from sab.ops.triton import engine, large
-from sab.ops.triton.large_parts import tanh
+from sab.parts import pointwise
+from sab.parts.registry import CELLS
+
+tanh = pointwise.compiled(pointwise.tanh)
 
 pytestmark = [
     pytest.mark.skipif(not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"),
@@ -45,7 +48,7 @@ def buffers_of(
 ) -> tuple[Weights, dict[str, Any], dict[str, Any]]:
     """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
     config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size
-    first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, large.GATES[plan.cell] * plan.n
+    first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, CELLS[plan.cell].gates * plan.n
     is_mlp, is_concat = config.scorer == "mlp", config.k_top > 0 and config.incorporate == "concat"
     nan = float("nan")
 

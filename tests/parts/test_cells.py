@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sab.parts.cells import CELLS
+from sab.parts.registry import CELLS
 from tests.ops.cases import DOUBLE, assert_close, gradients, randn
 
 TORCH_CELLS: dict[str, Any] = {

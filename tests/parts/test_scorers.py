@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sab.parts.scorers import SCORERS, ScorerWeights
+from sab.parts.scorers import ScorerWeights
+
+from sab.parts.registry import SCORERS
 from tests.ops.cases import assert_close, gradients, randn
 
 N, D, BATCH, SLOTS = 4, 3, 2, 5

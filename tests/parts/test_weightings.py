@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sab.parts.weightings import WEIGHTINGS
+from sab.parts.registry import WEIGHTINGS
 from tests.ops.cases import DOUBLE, assert_close, gradients
 
 SCORES = st.lists(st.floats(-30, 30), min_size=1, max_size=6)

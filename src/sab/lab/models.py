@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, MOST_STEPS, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
 from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
-from sab.parts.incorporations import INCORPORATIONS
-from sab.parts.scorers import SCORERS
-from sab.parts.weightings import WEIGHTINGS
+from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.state import Attention
 
 ENCODINGS = ("onehot", "scalar", "vector")

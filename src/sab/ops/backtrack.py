@@ -17,8 +17,7 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.ops import reference
 from sab.ops.types import LayerState, LayerWeights, fresh_state
-from sab.parts.cells import CELLS
-from sab.parts.scorers import SCORERS
+from sab.parts.registry import CELLS, SCORERS
 from sab.state import Attention
 
 

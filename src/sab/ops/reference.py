@@ -13,10 +13,8 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
-from sab.parts.cells import CELLS
-from sab.parts.incorporations import INCORPORATIONS
-from sab.parts.scorers import SCORERS, ScorerWeights
-from sab.parts.weightings import WEIGHTINGS
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
+from sab.parts.scorers import ScorerWeights
 from sab.state import Attention
 
 

@@ -1,13 +1,32 @@
-"""The incorporations: how the summary of what was read enters the hidden state."""
+"""The incorporations: how the summary of what was read enters the hidden state.
+
+Each is written as the reference computes it and, below that, as the Triton kernels do; `ops/cpu/incorporations.h` has
+it in C++. One with weights sees the linear map W [ĥ; s] + b, which the kernels compute for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sab.parts.pointwise import pointwise, tanh
+
+
+class IncorporationFunctions(NamedTuple):
+    """An incorporation in Triton. What it does not have (`mapped` without weights) or did not ask for (`reads_summary`)
+    comes as any tensor and is not looked at."""
+
+    forward: Callable[..., Any]
+    """(provisional hidden state, summary, mapped, MATH) -> hidden state."""
+    backward: Callable[..., Any]
+    """(gradient of the hidden state, summary, MATH) -> (those of the provisional hidden state and of the summary, both
+    besides the map, and that of the map)."""
+    reads_summary: bool = False
+    """Whether the backward looks at the summary."""
 
 
 class Incorporation(NamedTuple):
@@ -17,14 +36,37 @@ class Incorporation(NamedTuple):
     """(provisional hidden state, summary, weight, bias) -> hidden state."""
     has_weights: bool
     """Whether it has a weight [n, 2n] and a bias [n]."""
+    triton: IncorporationFunctions | None = None
+    """None: the Triton backend refuses the incorporation."""
 
 
 def add(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return h + summary
 
 
+@pointwise
+def add_forward(h_hat, summary, mapped, MATH):
+    return h_hat + summary
+
+
+@pointwise
+def add_backward(dh, summary, MATH):
+    return dh, dh, dh
+
+
 def add_bounded(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return h + torch.tanh(summary)
+
+
+@pointwise
+def add_bounded_forward(h_hat, summary, mapped, MATH):
+    return h_hat + tanh(summary, MATH)
+
+
+@pointwise
+def add_bounded_backward(dh, summary, MATH):
+    bounded = tanh(summary, MATH)
+    return dh, dh * (1 - bounded * bounded), dh
 
 
 def concat(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -32,8 +74,18 @@ def concat(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | Non
     return F.linear(torch.cat([h, summary], dim=-1), weight, bias)
 
 
-INCORPORATIONS: dict[str, Incorporation] = {
-    "add": Incorporation(add, False),
-    "concat": Incorporation(concat, True),
-    "add_bounded": Incorporation(add_bounded, False),
-}
+@pointwise
+def concat_forward(h_hat, summary, mapped, MATH):
+    return mapped
+
+
+@pointwise
+def concat_backward(dh, summary, MATH):
+    return 0.0 * dh, 0.0 * dh, dh
+
+
+ADD = Incorporation(add, False, IncorporationFunctions(add_forward, add_backward))
+CONCAT = Incorporation(concat, True, IncorporationFunctions(concat_forward, concat_backward))
+ADD_BOUNDED = Incorporation(
+    add_bounded, False, IncorporationFunctions(add_bounded_forward, add_bounded_backward, reads_summary=True)
+)

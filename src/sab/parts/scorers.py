@@ -1,18 +1,21 @@
 """The scorers: how relevant a microstate is to a provisional hidden state.
 
 A scorer works in two parts. `key` is a microstate's own part: it never changes once the microstate is kept, so it
-is computed once. `score` combines all keys with the provisional hidden state of a step.
+is computed once. `score` combines all keys with the provisional hidden state of a step. Each scorer is written as the
+reference computes it and, below that, as the Triton kernels do; `ops/cpu/scorers.h` has it in C++.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sab.parts.pointwise import pointwise, tanh
 
 
 class ScorerWeights(NamedTuple):
@@ -25,6 +28,30 @@ class ScorerWeights(NamedTuple):
 
 
 Shapes = Callable[[int, int, int | None], dict[str, tuple[int, ...]]]
+
+
+class NumberFunctions(NamedTuple):
+    """In Triton, a scorer whose keys are numbers (`query_cancels`): how it sees a state, where not as it is."""
+
+    mark: Callable[..., Any] | None = None
+    """(h, MATH) -> what the weights are multiplied with; None: h itself."""
+    slope: Callable[..., Any] | None = None
+    """(h, MATH) -> the derivative of `mark`."""
+
+
+class VectorFunctions(NamedTuple):
+    """In Triton, a scorer whose keys W_m m and queries are vectors, which meet entry by entry."""
+
+    query: Callable[..., Any]
+    """(W_q h, bias, SCALE) -> the query; SCALE is 1 / sqrt(d). The bias is 0 for a scorer without one."""
+    query_backward: Callable[..., Any]
+    """(gradient of the query, SCALE) -> that of W_q h."""
+    terms: Callable[..., Any]
+    """(key, query, v, MATH) -> numbers whose sum over the entries is the score."""
+    backward: Callable[..., Any]
+    """(gradient of the score; key, query, v; MATH) -> (those of key, query and v)."""
+    is_product: bool = False
+    """Whether the score is the inner product of key and query, so that tensor cores can score."""
 
 
 class Scorer(NamedTuple):
@@ -41,6 +68,11 @@ class Scorer(NamedTuple):
     where a large query would drown their differences in rounding, and `bias` is indexed by a microstate's number."""
     mark: Callable[[Tensor], Tensor] = lambda state: state
     """What of a state the weights are multiplied with: the state itself, or a bounded form of it."""
+    triton: NumberFunctions | VectorFunctions | None = None
+    """None: the Triton backend refuses the scorer."""
+
+
+# Affine: keys are numbers
 
 
 def _affine_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
@@ -65,6 +97,20 @@ def _affine_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
     return keys.squeeze(-1) + (h @ w.w_query).unsqueeze(-1)
 
 
+@pointwise
+def bounded_mark(h, MATH):
+    return tanh(h, MATH)
+
+
+@pointwise
+def bounded_slope(h, MATH):
+    bounded = tanh(h, MATH)
+    return 1 - bounded * bounded
+
+
+# One hidden layer
+
+
 def _mlp_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
     return {"w_memory": (d, n), "w_query": (d, n), "bias": (d,), "v": (d,)}
 
@@ -80,6 +126,31 @@ def _mlp_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
     return torch.tanh(keys + F.linear(h, w.w_query, w.bias).unsqueeze(-2)) @ w.v
 
 
+@pointwise
+def mlp_query(product, bias, SCALE):
+    return product + bias
+
+
+@pointwise
+def mlp_query_backward(dquery, SCALE):
+    return dquery
+
+
+@pointwise
+def mlp_terms(key, query, v, MATH):
+    return v * tanh(key + query, MATH)
+
+
+@pointwise
+def mlp_backward(dscore, key, query, v, MATH):
+    bounded = tanh(key + query, MATH)
+    inside = dscore * v * (1 - bounded * bounded)
+    return inside, inside, dscore * bounded
+
+
+# Inner product
+
+
 def _dot_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
     return {"w_memory": (d, n), "w_query": (d, n)}
 
@@ -89,15 +160,44 @@ def _dot_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
     return (keys @ F.linear(h, w.w_query).unsqueeze(-1)).squeeze(-1) / math.sqrt(keys.shape[-1])
 
 
-SCORERS: dict[str, Scorer] = {
-    "affine": Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True),
-    "affine_tanh": Scorer(
-        _affine_shapes,
-        lambda w, microstate, number: _affine_key(w, torch.tanh(microstate), number),
-        lambda w, keys, h: _affine_score(w, keys, torch.tanh(h)),
-        query_cancels=True,
-        mark=torch.tanh,
-    ),
-    "mlp": Scorer(_mlp_shapes, _linear_key, _mlp_score),
-    "dot": Scorer(_dot_shapes, _linear_key, _dot_score),
-}
+@pointwise
+def dot_query(product, bias, SCALE):
+    return product * SCALE
+
+
+@pointwise
+def dot_query_backward(dquery, SCALE):
+    return dquery * SCALE
+
+
+@pointwise
+def dot_terms(key, query, v, MATH):
+    return key * query
+
+
+@pointwise
+def dot_backward(dscore, key, query, v, MATH):
+    return dscore * query, dscore * key, 0.0 * dscore
+
+
+AFFINE = Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True, triton=NumberFunctions())
+AFFINE_TANH = Scorer(
+    _affine_shapes,
+    lambda w, microstate, number: _affine_key(w, torch.tanh(microstate), number),
+    lambda w, keys, h: _affine_score(w, keys, torch.tanh(h)),
+    query_cancels=True,
+    mark=torch.tanh,
+    triton=NumberFunctions(bounded_mark, bounded_slope),
+)
+MLP = Scorer(
+    _mlp_shapes,
+    _linear_key,
+    _mlp_score,
+    triton=VectorFunctions(mlp_query, mlp_query_backward, mlp_terms, mlp_backward),
+)
+DOT = Scorer(
+    _dot_shapes,
+    _linear_key,
+    _dot_score,
+    triton=VectorFunctions(dot_query, dot_query_backward, dot_terms, dot_backward, is_product=True),
+)

@@ -1,16 +1,33 @@
 """The weightings: from the scores of the selected microstates to their weights.
 
 Scores come highest first, `valid` marks those that are there (fewer than k_top microstates may exist yet), and what
-is not valid gets weight 0. The softmax kinds do not mind the order, so they serve the dense forward as well.
+is not valid gets weight 0. The softmax kinds do not depend on the order, so they serve the dense forward as well. Each
+weighting is written as the reference computes it and, below that, as the Triton kernels do; `ops/cpu/weightings.h` has
+it in C++.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from sab.parts.pointwise import from_sortable, pointwise, sortable, tl
+
+
+class WeightingFunctions(NamedTuple):
+    """A weighting in Triton."""
+
+    forward: Callable[..., Any]
+    """(scores [R, K], valid [R, K]) -> (weights [R, K], the norm [R] that they were divided by)."""
+    backward: Callable[..., Any]
+    """(gradients of the weights, weights, norm, is_last) -> gradients of the scores.
+
+    All but the norm are tuples of tensors [R, 1, C], C of the selected in each; `is_last` marks the lowest score, the
+    threshold of `relu`.
+    """
 
 
 class Weighting(NamedTuple):
@@ -22,6 +39,10 @@ class Weighting(NamedTuple):
     """Whether it can run over the whole macrostate (forward='dense')."""
     saves_norm: bool = False
     """Whether the backward needs the sum that weights were divided by."""
+    sees_level: bool = False
+    """Whether a number added to all scores changes the weights."""
+    triton: WeightingFunctions | None = None
+    """None: the Triton backend refuses the weighting."""
 
 
 def relu(scores: Tensor, valid: Tensor) -> Tensor:
@@ -32,6 +53,58 @@ def relu(scores: Tensor, valid: Tensor) -> Tensor:
 def relu_norm(scores: Tensor, valid: Tensor) -> Tensor:
     weights = relu(scores, valid)
     return weights / (weights.sum(-1, keepdim=True) + 1e-7)
+
+
+@pointwise
+def sum_of_all(values):
+    """The sum over the last dimension of all tensors of a tuple, kept as a dimension."""
+    total = values[0]
+    for g in tl.static_range(1, len(values)):
+        total += values[g]
+    return tl.sum(total, 2)[:, :, None]
+
+
+@pointwise
+def relu_forward(scores, valid):
+    threshold = from_sortable(tl.min(sortable(tl.where(valid, scores, float("inf"))), 1))
+    weights = tl.where(valid, tl.maximum(scores - threshold[:, None], 0.0), 0.0)
+    return weights, tl.sum(weights, 1) + 1e-7
+
+
+@pointwise
+def relu_backward(dweights, weights, norm, is_last):
+    above = ()
+    for g in tl.static_range(len(weights)):
+        above = above + (tl.where(weights[g] > 0, dweights[g], 0.0),)
+    inner = sum_of_all(above)
+    dscores = ()
+    for g in tl.static_range(len(weights)):
+        dscores = dscores + (tl.where(is_last[g], above[g] - inner, above[g]),)
+    return dscores
+
+
+@pointwise
+def relu_norm_forward(scores, valid):
+    weights, norm = relu_forward(scores, valid)
+    return weights / norm[:, None], norm
+
+
+@pointwise
+def inner_product(dweights, weights):
+    """The sum over all of weight times gradient, kept as a dimension."""
+    parts = ()
+    for g in tl.static_range(len(weights)):
+        parts = parts + (weights[g] * dweights[g],)
+    return sum_of_all(parts)
+
+
+@pointwise
+def relu_norm_backward(dweights, weights, norm, is_last):
+    inner = inner_product(dweights, weights)
+    before = ()
+    for g in tl.static_range(len(weights)):
+        before = before + ((dweights[g] - inner) / norm,)
+    return relu_backward(before, weights, norm, is_last)
 
 
 def softmax(scores: Tensor, valid: Tensor) -> Tensor:
@@ -49,9 +122,38 @@ def softmax_sink(scores: Tensor, valid: Tensor) -> Tensor:
     return exponentials / (torch.exp(-shift) + exponentials.sum(-1, keepdim=True))
 
 
-WEIGHTINGS: dict[str, Weighting] = {
-    "relu": Weighting(relu, False),
-    "relu_norm": Weighting(relu_norm, False, saves_norm=True),
-    "softmax": Weighting(softmax, True),
-    "softmax_sink": Weighting(softmax_sink, True),
-}
+@pointwise
+def softmax_forward(scores, valid):
+    shift = from_sortable(tl.max(sortable(tl.where(valid, scores, float("-inf"))), 1))
+    shift = tl.where(shift == float("-inf"), 0.0, shift)
+    weights = tl.where(valid, tl.exp(scores - shift[:, None]), 0.0)
+    norm = tl.sum(weights, 1)
+    return weights / tl.where(norm == 0.0, 1.0, norm)[:, None], norm
+
+
+@pointwise
+def softmax_sink_forward(scores, valid):
+    shift = from_sortable(tl.max(sortable(tl.where(valid, scores, float("-inf"))), 1))
+    shift = tl.maximum(shift, 0.0)
+    weights = tl.where(valid, tl.exp(scores - shift[:, None]), 0.0)
+    norm = tl.sum(weights, 1) + tl.exp(-shift)
+    return weights / norm[:, None], norm
+
+
+@pointwise
+def softmax_backward(dweights, weights, norm, is_last):
+    inner = inner_product(dweights, weights)
+    dscores = ()
+    for g in tl.static_range(len(weights)):
+        dscores = dscores + (weights[g] * (dweights[g] - inner),)
+    return dscores
+
+
+RELU = Weighting(relu, False, triton=WeightingFunctions(relu_forward, relu_backward))
+RELU_NORM = Weighting(
+    relu_norm, False, saves_norm=True, triton=WeightingFunctions(relu_norm_forward, relu_norm_backward)
+)
+SOFTMAX = Weighting(softmax, True, triton=WeightingFunctions(softmax_forward, softmax_backward))
+SOFTMAX_SINK = Weighting(
+    softmax_sink, True, sees_level=True, triton=WeightingFunctions(softmax_sink_forward, softmax_backward)
+)

@@ -23,7 +23,7 @@ from sab.lab.training.updates import (
     build_capturable_optimizer,
     build_optimizer,
 )
-from sab.parts.scorers import SCORERS
+from sab.parts.registry import SCORERS
 from tests.lab.training.runs import PressCtrlC, contents, newest
 
 CPU = torch.device("cpu")

@@ -12,14 +12,11 @@ from sab.ops import operation
 from sab.ops.triton import small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
-from sab.parts.cells import CELLS
+from sab.parts import registry
 
 LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
-SCORERS = ("affine", "affine_tanh", "mlp", "dot")
-WEIGHTINGS = ("relu", "relu_norm", "softmax", "softmax_sink")
-INCORPORATIONS = ("add", "concat", "add_bounded")
 TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -32,15 +29,18 @@ def unsupported(
     compute = operation.compute_type(x, weights)
     if compute not in TYPES and not INTERPRETED:
         return f"it computes in float32 and bfloat16, not in {str(compute).removeprefix('torch.')}"
-    if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
-        return "it does not have this cell, weighting or incorporation"
-    if config.k_top > 0 and config.scorer not in SCORERS:
-        return "it does not have this scorer"
+    missing = registry.first_missing(config.part_names(cell_name), _provides)
+    if missing is not None:
+        return missing
     if config.k_top > 0 and config.forward != "sparse":
         return "it has the sparse forward only"
     if config.k_top > LARGEST_K_TOP:
         return f"k_top is larger than {LARGEST_K_TOP}"
     return operation.unsupported(x, state, weights)
+
+
+def _provides(kind: str, name: str) -> bool:
+    return registry.PARTS[kind][name].triton is not None
 
 
 def pack(plan: operation.Plan, weights: operation.Weights, compute: torch.dtype) -> Tensor | None:

@@ -4,7 +4,7 @@ A step's matrix products are too large for one multiprocessor, so all of them sh
 over tiles, and between phases the programs wait for each other (`meet`). What one program wrote others read only after
 such a meeting. The kernels are right for any number of programs, also for one (where a meeting is nothing).
 
-Names are those of `recurrence.cpp`. Every product has its right factor lying [outputs, inner], so that both factors are
+Every product has its right factor lying [outputs, inner], so that both factors are
 read along their rows; `real` is the state's type, in which everything but the products' factors is computed. What is
 named `.._left` is a left factor as it is multiplied, where that is not the state itself: in half precision, or in
 float32 rounded to TF32's mantissa, since tensor cores do not round but cut off.
@@ -21,12 +21,13 @@ import triton
 from torch import Tensor
 
 from sab.ops.operation import Plan, Weights, allow_tf32
+from sab.ops.triton.functions import backward_constants, forward_constants, parts_of
 from sab.ops.triton.large_backward import backward_kernel
 from sab.ops.triton.large_forward import forward_kernel
 from sab.ops.triton.large_parts import round_kernel
 from sab.ops.triton.launch import INTERPRETED
+from sab.parts.registry import CELLS
 
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 FORWARD = "store c gates hidden_new h_hat query keys weights selected norms summary".split()
 BACKWARD = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 # All programs run at the same time or none does: otherwise they could wait for one that never starts.
@@ -36,6 +37,7 @@ LAUNCH = {"num_warps": 4, "launch_cooperative_grid": True}
 def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool | None = None) -> None:
     """Fill the buffers; tf32: whether factors of float32 products may be rounded to TF32 (None: as set in PyTorch)."""
     store, keys = buffers["store"], buffers["keys"]
+    constants = forward_constants(parts_of(plan.cell, plan.config))
     options = _options(plan, keys.dtype, tf32, store.device)
     tiles = _forward_tiles(plan, _multiprocessors(store.device))
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
@@ -43,7 +45,7 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool
     if mixed:
         # The states once more as factors, read by all programs in each step: in half precision half the bytes.
         h_left, h_hat_left = keys.new_empty(2, batch, n), keys.new_empty(batch, n)
-        summary_left = keys.new_empty(batch, n) if plan.config.incorporate == "concat" else None
+        summary_left = keys.new_empty(batch, n) if constants["MAPPED"] else None
         _put_factor(store[plan.first_slots], h_left[0])
     if plan.is_affine:
         slices = triton.cdiv(n, tiles["SLICE"])
@@ -69,6 +71,7 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool
         plan.slots,
         plan.config.k_att,
         0 if weights.scorer_bias is None else len(weights.scorer_bias),
+        **constants,
         **options,
         **tiles,
         **LAUNCH,
@@ -80,10 +83,11 @@ def backward(
 ) -> None:
     """Fill what `work` is to hold after the loop; tf32 as in `forward`."""
     store, keys = buffers["store"], buffers["keys"]
+    constants = backward_constants(parts_of(plan.cell, plan.config))
     options = _options(plan, keys.dtype, tf32, store.device)
     tiles = _backward_tiles(plan, _multiprocessors(store.device))
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
-    affine, is_concat = plan.is_affine, plan.config.incorporate == "concat"
+    affine, is_mapped = plan.is_affine, constants["MAPPED"]
     weights = _factors(weights, options)
     dquery_left = dkeys_left = dhidden_left = None
     if mixed and not affine and plan.config.k_top > 0:
@@ -102,13 +106,13 @@ def backward(
         _transposed(weights.w_incorporate),
         *(work[name] for name in BACKWARD),
         store.new_empty(batch, n),
-        keys.new_empty(batch, n) if mixed and is_concat else None,
-        store.new_empty(batch, n) if is_concat else None,
+        keys.new_empty(batch, n) if mixed and is_mapped else None,
+        store.new_empty(batch, n) if is_mapped else None,
         dquery_left,
         dkeys_left,
         dhidden_left,
-        store.new_empty(tiles["SPLITS"], batch, n),
-        store.new_empty(2, batch, n) if plan.cell == "gru" else None,
+        store.new_empty(tiles["PIECES"], batch, n),
+        store.new_empty(2, batch, n) if constants["SPLITS"] else None,
         torch.zeros(1, dtype=torch.int32, device=store.device),
         plan.steps,
         batch,
@@ -117,6 +121,7 @@ def backward(
         plan.slots,
         plan.config.k_att,
         plan.config.k_trunc or 0,
+        **constants,
         **options,
         **tiles,
         **LAUNCH,
@@ -157,13 +162,8 @@ def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.
     precision = "ieee" if not tf32 else "tf32x3" if plan.batch == 1 else "tf32"
     is_half = compute.itemsize == 2
     return {
-        "CELL": plan.cell,
-        "SCORER": config.scorer if config.k_top > 0 else "none",
-        "WEIGHTING": config.weighting,
-        "INCORPORATE": config.incorporate,
         "N": plan.n,
         "D": plan.key_size,
-        "GATES": GATES[plan.cell],
         "K_TOP": config.k_top,
         "PLACES": triton.next_power_of_2(max(config.k_top, 1)),
         "SCALE": 1 / math.sqrt(max(plan.key_size, 1)),
@@ -205,7 +205,7 @@ def _forward_tiles(plan: Plan, programs: int) -> dict[str, int]:
     """Sizes of the forward's tiles, such that in each phase about as many programs work as there are."""
     tiles = _common_tiles(plan, programs)
     row_tiles = triton.cdiv(plan.batch, tiles["ROWS"])
-    sizes = (4, 8, 16, 32) if GATES[plan.cell] > 1 else (16, 32, 64)
+    sizes = (4, 8, 16, 32) if CELLS[plan.cell].gates > 1 else (16, 32, 64)
     fits = _gathered(plan)
     tiles["PIECE"] = _at_most(fits, tiles["SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(plan.n, units), sizes, programs)
@@ -224,7 +224,7 @@ def _backward_tiles(plan: Plan, programs: int) -> dict[str, int]:
     tiles["KEY_SLICE"] = max(triton.next_power_of_2(key_slice), 16)
     tiles["KEY_PIECE"] = _at_most(fits, tiles["KEY_SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(plan.n, units), (32, 64), programs)
-    tiles["SPLITS"] = max(1, min(programs // (row_tiles * triton.cdiv(plan.n, tiles["UNITS"])), 4))
+    tiles["PIECES"] = max(1, min(programs // (row_tiles * triton.cdiv(plan.n, tiles["UNITS"])), 4))
     return tiles
 
 
@@ -235,7 +235,7 @@ def _grid(plan: Plan, tiles: dict[str, int], device: torch.device) -> tuple[int]
     outputs = max(plan.n, plan.key_size)
     phases = [
         triton.cdiv(plan.batch, tiles["QUERY_ROWS"]) * triton.cdiv(outputs, tiles["COLUMNS"]),
-        triton.cdiv(plan.batch, tiles["ROWS"]) * triton.cdiv(plan.n, tiles["UNITS"]) * tiles.get("SPLITS", 1),
+        triton.cdiv(plan.batch, tiles["ROWS"]) * triton.cdiv(plan.n, tiles["UNITS"]) * tiles.get("PIECES", 1),
         plan.batch * triton.cdiv(plan.n, tiles["SLICE"]),
     ]
     return (min(max(phases), _multiprocessors(device)),)

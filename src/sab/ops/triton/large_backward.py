@@ -5,70 +5,59 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.large_parts import (
-    also,
-    apart,
-    cut_before,
-    keeps,
-    meet,
-    microstate,
-    product,
-    slots_at,
-    small_product,
-    store_factor,
-    tanh,
-    weigh_backward,
-    wide,
-)
+from sab.ops.triton.functions import cuts, keeps, slots_at
+from sab.ops.triton.large_parts import also, apart, meet, microstate, product, small_product, store_factor, wide
 
 
 @triton.jit
 def _arriving(t, row, unit, mask, batch, chained, carried, kept, slots, slot, store, dstore, partial, carry, dkeys,
-              lengths, w_memory, h_row, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
-              SCORER: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, K_TOP: tl.constexpr):  # fmt: skip
+              lengths, w_memory, h_row, real: tl.constexpr, MATH: tl.constexpr, SPLITS: tl.constexpr,
+              NUMBERS: tl.constexpr, SLOPE: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """The gradient of h_t: from outside and from reads, along the chain, and through the key if it was kept."""
     at = row * N + unit
     dh = tl.load(dstore + wide(h_row * batch) * N + at, mask=mask, other=0.0)
-    for split in tl.static_range(SPLITS):
-        dh += tl.load(partial + split * batch * N + at, mask=also(mask, chained), other=0.0)
-    if CELL == "gru":
+    for piece in tl.static_range(PIECES):
+        dh += tl.load(partial + piece * batch * N + at, mask=also(mask, chained), other=0.0)
+    if SPLITS:
         dh += tl.load(carry + at, mask=also(mask, carried), other=0.0)
     if lengths is not None:
         dh = tl.where(t < tl.load(lengths + row, mask=row < batch, other=0), dh, 0.0)
-    if K_TOP > 0 and (SCORER == "affine" or SCORER == "affine_tanh"):
+    if NUMBERS:
         dkey = tl.load(dkeys + wide(row) * slots + slot, mask=also(row < batch, kept), other=0.0)
         slope = tl.load(w_memory + unit, mask=unit < N, other=0.0).to(real)
-        if SCORER == "affine_tanh":
-            bounded = tanh(tl.load(store + wide(h_row * batch) * N + at, mask=also(mask, kept), other=0.0), MATH)
-            slope = slope * (1 - bounded * bounded)
+        if SLOPE is not None:
+            h = tl.load(store + wide(h_row * batch) * N + at, mask=also(mask, kept), other=0.0)
+            slope = slope * SLOPE(h, MATH)
         dh += dkey * slope
     return dh
 
 
 @triton.jit
-def _cell_saved(t, row, unit, mask, batch, h_old, c, gates, hidden_new, dc, dcells, CELL: tl.constexpr, N: tl.constexpr,
-                GATES: tl.constexpr):  # fmt: skip
-    """What `_cell_backward` needs, fetched ahead: gates, then what else the cell has (or a gate once more)."""
+def _cell_saved(t, row, unit, mask, batch, h_old, c, gates, hidden_new, dc, dcells, HAS_C: tl.constexpr,
+                SPLITS: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr):  # fmt: skip
+    """What `_cell_backward` needs, fetched ahead: the gates; h, c, c after the step, the last gate's hidden part; the
+    gradients of c from later and from outside. What the cell does not have is a gate once more."""
     at = row * N + unit
     gate_at = gates + wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
-    first = tl.load(gate_at, mask=mask, other=0.0)
-    if CELL == "lstm":
-        second, third = tl.load(gate_at + N, mask=mask, other=0.0), tl.load(gate_at + 2 * N, mask=mask, other=0.0)
-        fourth = tl.load(gate_at + 3 * N, mask=mask, other=0.0)
+    activated = ()
+    for g in tl.static_range(GATES):
+        activated = activated + (tl.load(gate_at + g * N, mask=mask, other=0.0),)
+    h = activated[0]
+    last = activated[0]
+    c_old = activated[0]
+    c_new = activated[0]
+    later = activated[0]
+    outside = activated[0]
+    if HAS_C:
         c_old = tl.load(c + wide(t * batch) * N + at, mask=mask, other=0.0)
         c_new = tl.load(c + wide((t + 1) * batch) * N + at, mask=mask, other=0.0)
         later = tl.load(dc + at, mask=mask, other=0.0)
-        outside = later
         if dcells is not None:
             outside = tl.load(dcells + wide(t * batch) * N + at, mask=mask, other=0.0)
-        return first, second, third, fourth, c_old, c_new, later, outside
-    elif CELL == "gru":
-        second, third = tl.load(gate_at + N, mask=mask, other=0.0), tl.load(gate_at + 2 * N, mask=mask, other=0.0)
+    if SPLITS:
         h = tl.load(h_old + at, mask=mask, other=0.0)
-        inner = tl.load(hidden_new + wide(t * batch) * N + at, mask=mask, other=0.0)
-        return first, second, third, inner, h, h, h, h
-    else:
-        return first, first, first, first, first, first, first, first
+        last = tl.load(hidden_new + wide(t * batch) * N + at, mask=mask, other=0.0)
+    return activated, h, c_old, c_new, last, later, outside
 
 
 @triton.jit
@@ -81,40 +70,32 @@ def _store_gate(gate, value, gate_at, left_at, mask, dgates, dhidden_left, N: tl
 
 @triton.jit
 def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dgates, dhidden, dhidden_left, carry,
-                   real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr,
-                   GATES: tl.constexpr):  # fmt: skip
-    first, second, third, fourth, fifth, sixth, seventh, eighth = saved
+                   real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, HAS_C: tl.constexpr,
+                   SPLITS: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr):  # fmt: skip
+    """The gradients of a cell's gates and states from that of its provisional hidden state."""
+    fetched, h, c_old, c_new, last, dc_new, outside = saved
     at = row * N + unit
     left_at = row * (GATES * N) + unit
     gate_at = wide(t * batch) * (GATES * N) + left_at
-    if CELL == "lstm":
-        i, f, g, o = first.to(real), second.to(real), third.to(real), fourth.to(real)
-        bounded = tanh(sixth, MATH)
-        dc_new = seventh + dh_hat * o * (1 - bounded * bounded)
+    activated = ()
+    for g in tl.static_range(GATES):
+        activated = activated + (fetched[g].to(real),)
+    if HAS_C:
         if dcells is not None:
-            dc_new += eighth
-        _store_gate(0, dc_new * g * i * (1 - i), gate_at, left_at, mask, dgates, dhidden_left, N)
-        _store_gate(1, dc_new * fifth * f * (1 - f), gate_at, left_at, mask, dgates, dhidden_left, N)
-        _store_gate(2, dc_new * i * (1 - g * g), gate_at, left_at, mask, dgates, dhidden_left, N)
-        _store_gate(3, dh_hat * bounded * o * (1 - o), gate_at, left_at, mask, dgates, dhidden_left, N)
-        tl.store(dc + at, tl.where(cut, 0.0, dc_new * f), mask=mask)
-    elif CELL == "gru":
-        r, z, fresh, inner = first.to(real), second.to(real), third.to(real), fourth.to(real)
-        dfresh = dh_hat * (1 - z) * (1 - fresh * fresh)
-        dr, dz = dfresh * inner * r * (1 - r), dh_hat * (fifth - fresh) * z * (1 - z)
-        tl.store(dgates + gate_at, dr, mask=mask)
-        tl.store(dgates + gate_at + N, dz, mask=mask)
-        tl.store(dgates + gate_at + 2 * N, dfresh, mask=mask)
-        _store_gate(0, dr, gate_at, left_at, mask, dhidden, dhidden_left, N)
-        _store_gate(1, dz, gate_at, left_at, mask, dhidden, dhidden_left, N)
-        _store_gate(2, dfresh * r, gate_at, left_at, mask, dhidden, dhidden_left, N)
-        tl.store(carry + at, dh_hat * z, mask=mask)
-    elif CELL == "rnn_tanh":
-        h = first.to(real)
-        _store_gate(0, dh_hat * (1 - h * h), gate_at, left_at, mask, dgates, dhidden_left, N)
-    else:
-        dgate = tl.where(first.to(real) > 0, dh_hat, 0.0)
-        _store_gate(0, dgate, gate_at, left_at, mask, dgates, dhidden_left, N)
+            dc_new += outside
+    of_x, of_h, of_state, dc_old = CELL(
+        dh_hat, dc_new, activated, h.to(real), c_old.to(real), c_new.to(real), last.to(real), MATH
+    )
+    for g in tl.static_range(GATES):
+        if SPLITS:
+            tl.store(dgates + gate_at + g * N, of_x[g], mask=mask)
+            _store_gate(g, of_h[g], gate_at, left_at, mask, dhidden, dhidden_left, N)
+        else:
+            _store_gate(g, of_x[g], gate_at, left_at, mask, dgates, dhidden_left, N)
+    if SPLITS:
+        tl.store(carry + at, of_state, mask=mask)
+    if HAS_C:
+        tl.store(dc + at, tl.where(cut, 0.0, dc_old), mask=mask)
 
 
 @triton.jit
@@ -132,25 +113,25 @@ def _round_phase(slot, batch, pid, programs, slots, dkeys, dkeys_left, D: tl.con
 
 @triton.jit
 def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dhidden_left, dkeys, dkeys_left,
-                 w_hh_t, w_memory_t, real: tl.constexpr, MATH: tl.constexpr, MIXED: tl.constexpr, SCORER: tl.constexpr,
-                 K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, SPLITS: tl.constexpr,
+                 w_hh_t, w_memory_t, real: tl.constexpr, MIXED: tl.constexpr, NUMBERS: tl.constexpr,
+                 K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, PIECES: tl.constexpr,
                  ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
     """Part of the gradient of h_{t-1}: along the chain, and through its key where it was kept.
 
-    The inner dimension of both products together is cut into SPLITS even pieces, so that there are enough tiles; who
+    The inner dimension of both products together is cut into PIECES even pieces, so that there are enough tiles; who
     reads `partial` adds them up.
     """
     row_tiles, unit_tiles = tl.cdiv(batch, ROWS), tl.cdiv(N, UNITS)
     chain_blocks = tl.where(chained, tl.cdiv(GATES * N, BLOCK), 0)
     blocks = chain_blocks
-    if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
+    if K_TOP > 0 and not NUMBERS:
         blocks += tl.where(kept, tl.cdiv(D, BLOCK), 0)
-    for tile in range(pid, row_tiles * unit_tiles * SPLITS, programs):
-        split, place = tile % SPLITS, tile // SPLITS
+    for tile in range(pid, row_tiles * unit_tiles * PIECES, programs):
+        piece, place = tile % PIECES, tile // PIECES
         row = place % row_tiles * ROWS + tl.arange(0, ROWS)
         unit = place // row_tiles * UNITS + tl.arange(0, UNITS)
-        first, last = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
+        first, last = piece * blocks // PIECES, (piece + 1) * blocks // PIECES
         sums = tl.zeros((ROWS, UNITS), real)
         if dhidden_left is not None:
             left = dhidden_left + row * (GATES * N)
@@ -158,7 +139,7 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
             left = dhidden + (wide(t * batch) + row) * (GATES * N)
         sums = product(sums, left, w_hh_t + unit * (GATES * N), row < batch, unit < N, first * BLOCK,
                        tl.minimum(last, chain_blocks) * BLOCK, GATES * N, BLOCK, STAGES, PRECISION)  # fmt: skip
-        if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
+        if K_TOP > 0 and not NUMBERS:
             if last > chain_blocks:
                 if MIXED:
                     left_key = dkeys_left + row * D
@@ -168,12 +149,11 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
                                tl.maximum(first - chain_blocks, 0) * BLOCK, (last - chain_blocks) * BLOCK, D, BLOCK,
                                STAGES, PRECISION)  # fmt: skip
         inside = (row < batch)[:, None] & (unit < N)[None, :]
-        tl.store(partial + split * batch * N + row[:, None] * N + unit[None, :], sums, mask=inside)
+        tl.store(partial + piece * batch * N + row[:, None] * N + unit[None, :], sums, mask=inside)
 
 
 @triton.jit
-def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER: tl.constexpr,
-               D: tl.constexpr):  # fmt: skip
+def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D: tl.constexpr):
     """What `_key_backward` needs, fetched ahead."""
     inside = column < D
     both = valid[:, None] & inside[None, :]
@@ -181,31 +161,26 @@ def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, d
     own = tl.load(keys + gathered, mask=both, other=0.0)
     dkey = tl.load(dkeys + gathered, mask=both, other=0.0)
     q = tl.load(query + at_row * D + column, mask=inside, other=0.0)
-    if SCORER == "mlp":
+    factor = q
+    dv_old = q
+    if v is not None:
         factor = tl.load(v + column, mask=inside, other=0.0)
         dv_old = tl.load(dv + row * D + column, mask=inside, other=0.0)
-        return own, dkey, q, factor, dv_old
-    else:
-        return own, dkey, q, q, q
+    return own, dkey, q, factor, dv_old
 
 
 @triton.jit
 def _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv,
-                  real: tl.constexpr, MATH: tl.constexpr, SCORER: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr,
-                  MIXED: tl.constexpr):  # fmt: skip
+                  real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+                  SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
     """The gradients of keys and query from those of the selected scores."""
     own, dkey, q, factor, dv_old = saved
     inside = column < D
-    own = own.to(real)
-    if SCORER == "dot":
-        dq = SCALE * tl.sum(da[:, None] * own, 0)
-        dkey += da[:, None] * q[None, :]
-    else:
-        bounded = tanh(own + q[None, :], MATH)
-        slope = da[:, None] * factor.to(real)[None, :] * (1 - bounded * bounded)
-        dq = tl.sum(slope, 0)
-        dkey += slope
-        tl.store(dv + row * D + column, dv_old + tl.sum(da[:, None] * bounded, 0), mask=inside)
+    dkey_new, dq_terms, dv_terms = SCORE(da[:, None], own.to(real), q[None, :], factor.to(real)[None, :], MATH)
+    dq = QUERY(tl.sum(dq_terms, 0), SCALE)
+    dkey += dkey_new
+    if dv is not None:
+        tl.store(dv + row * D + column, dv_old + tl.sum(dv_terms, 0), mask=inside)
     gathered = (wide(row) * slots + slot)[:, None] * D + column[None, :]
     tl.store(dkeys + gathered, dkey, mask=valid[:, None] & inside[None, :])
     tl.store(dquery + at_row * D + column, dq, mask=inside)
@@ -218,19 +193,20 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                          store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
                          w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys,
                          dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial, carry, new_carry,
-                         real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr,
-                         WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                         GATES: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
-                         MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr,
-                         KEY_SLICE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+                         real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, GATES: tl.constexpr,
+                         HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr,
+                         QUERY: tl.constexpr, SCORE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
+                         INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, READS_SUMMARY: tl.constexpr,
+                         N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                         SCALE: tl.constexpr, MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
+                         KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
     and of its query in one tile.
 
     The gradients of the weights need the whole row, so that the tiles of a row all compute them: none waits for
     another. What is summed up, each tile writes for its slice alone, and nothing that another reads.
-    For the affine scorers, whose query's part is no product, the cell's backward is done here as well.
+    Where keys are numbers, the query's part is no product, and the cell's backward is done here as well.
     """
-    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
     place = tl.arange(0, PLACES)
     piece = tl.arange(0, PIECE)
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
@@ -244,9 +220,9 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
             da = tl.load(dweights + at_row * K_TOP + place, mask=valid, other=0.0)
         else:
             da = tl.zeros((PLACES,), real)
-        if not AFFINE and KEY_PIECE >= KEY_SLICE:
+        if not NUMBERS and KEY_PIECE >= KEY_SLICE:
             column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
-            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER, D)
+            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
         memory = (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(0, N, PIECE):
             unit = first + piece
@@ -255,26 +231,28 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
             gathered = memory[:, None] + unit[None, :]
             states = tl.load(store + gathered, mask=valid[:, None] & inside[None, :], other=0.0)
             dstates = tl.load(dstore + gathered, mask=valid[:, None] & mine[None, :], other=0.0)
-            if INCORPORATE == "concat":
+            if MAPPED:
                 ds = tl.load(ds_joined + row * N + unit, mask=inside, other=0.0)
             else:
                 dh = _arriving(t, row, unit, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
-                               carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N,
-                               SPLITS, K_TOP)  # fmt: skip
-                tl.store(dh_hat + row * N + unit, dh, mask=mine)
-                ds = dh
-                if INCORPORATE == "add_bounded":
-                    bounded = tanh(tl.load(summary + at_row * N + unit, mask=inside, other=0.0), MATH)
-                    ds = dh * (1 - bounded * bounded)
+                               carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS,
+                               SLOPE, N, PIECES)  # fmt: skip
+                s = dh
+                if READS_SUMMARY:
+                    s = tl.load(summary + at_row * N + unit, mask=inside, other=0.0)
+                dhat, ds, _ = INCORPORATE(dh, s, MATH)
+                tl.store(dh_hat + row * N + unit, dhat, mask=mine)
                 if dsummary is not None:
                     ds += tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
             tl.store(dstore + gathered, dstates + weight[:, None] * ds[None, :], mask=valid[:, None] & mine[None, :])
             da += tl.sum(states * ds[None, :], 1)
         norm = 1.0
-        if WEIGHTING == "relu_norm":
+        if SAVES_NORM:
             norm = tl.load(norms + at_row)
-        da = tl.where(valid, weigh_backward(da, weight, tl.minimum(K_TOP, used), norm, WEIGHTING, PLACES), 0.0)
-        if AFFINE:
+        is_last = place == tl.minimum(K_TOP, used) - 1
+        (dscores,) = WEIGH((da[None, None, :],), (weight[None, None, :],), norm, (is_last[None, None, :],))
+        da = tl.where(valid, tl.reshape(dscores, (PLACES,)), 0.0)
+        if NUMBERS:
             total = tl.sum(da)
             if part == 0:
                 key_at = dkeys + wide(row) * slots + slot
@@ -285,33 +263,33 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 unit = first + piece
                 inside = (unit < N) & (unit // SLICE == part)
                 slope = tl.load(w_query + unit, mask=inside, other=0.0).to(real)
-                if SCORER == "affine_tanh":
-                    bounded = tanh(tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0), MATH)
-                    slope = slope * (1 - bounded * bounded)
+                if SLOPE is not None:
+                    slope = slope * SLOPE(tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0), MATH)
                 dhat = tl.load(dh_hat + row * N + unit, mask=inside, other=0.0) + total * slope
                 saved = _cell_saved(t, row, unit, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
-                                    hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
+                                    hidden_new, dc, dcells, HAS_C, SPLITS, N, GATES)  # fmt: skip
                 if PIECE < 128:
                     tl.debug_barrier()  # several threads have the same unit, and dgates may lie where gates do
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
-                               new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
+                               new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
             _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
-                          MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
+                          MATH, QUERY, SCORE, SCALE, D, MIXED)  # fmt: skip
         else:
             for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
                 column = first + tl.arange(0, KEY_PIECE)
-                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, SCORER, D)
+                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
                 _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
-                              MATH, SCORER, SCALE, D, MIXED)  # fmt: skip
+                              MATH, QUERY, SCORE, SCALE, D, MIXED)  # fmt: skip
 
 
 @triton.jit
 def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, slots, cut, first_slots, store, c,
                          gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
                          dhidden_left, dquery_left, dkeys, dh_hat, partial, carry, new_carry, real: tl.constexpr,
-                         MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                         GATES: tl.constexpr, K_TOP: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+                         MATH: tl.constexpr, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
+                         SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr, N: tl.constexpr,
+                         D: tl.constexpr, K_TOP: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
                          COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
     """The cell's backward, after the query's product where there was a read."""
@@ -322,47 +300,54 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         rows, units = row[:, None], unit[None, :]
         inside = (rows < batch) & (units < N)
         saved = _cell_saved(t, rows, units, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
-                            hidden_new, dc, dcells, CELL, N, GATES)  # fmt: skip
+                            hidden_new, dc, dcells, HAS_C, SPLITS, N, GATES)  # fmt: skip
         if used > 0:
             dhat = tl.load(dh_hat + rows * N + units, mask=inside, other=0.0)
-            if K_TOP > 0 and (SCORER == "mlp" or SCORER == "dot"):
+            if K_TOP > 0 and not NUMBERS:
                 sums = small_product(dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, real, D, ROWS,
                                      COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                 dhat += apart(sums)
         else:
             dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
-                             carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS,
-                             K_TOP)  # fmt: skip
+                             carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS, SLOPE,
+                             N, PIECES)  # fmt: skip
         _cell_backward(t, rows, units, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
-                       new_carry, real, MATH, CELL, N, GATES)  # fmt: skip
+                       new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
 
 
 @triton.jit
-def _concat_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, slots, first_slots, store, dstore,
-                           partial, carry, dkeys, lengths, w_memory, dincorporated, dh_left, real: tl.constexpr,
-                           MATH: tl.constexpr, CELL: tl.constexpr, SCORER: tl.constexpr, N: tl.constexpr,
-                           SPLITS: tl.constexpr, K_TOP: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
-                           COLUMNS: tl.constexpr):  # fmt: skip
-    """The gradient of h_t, as the left factor of `_concat_backward_phase`."""
+def _map_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, slots, first_slots, store, dstore,
+                        partial, carry, dkeys, lengths, w_memory, summary, dincorporated, dh_left, dh_hat, ds_joined,
+                        real: tl.constexpr, MATH: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
+                        SLOPE: tl.constexpr, INCORPORATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr,
+                        PIECES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
+                        COLUMNS: tl.constexpr):  # fmt: skip
+    """The gradient of the map, as the left factor of `_map_backward_phase`, and of ĥ_t and the summary besides it."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
         rows = (tile % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
         units = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
         inside = (rows < batch) & (units < N)
+        at = rows * N + units
         dh = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
-                       carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, CELL, SCORER, N, SPLITS,
-                       K_TOP)  # fmt: skip
-        tl.store(dincorporated + wide(t * batch) * N + rows * N + units, dh, mask=inside)
+                       carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS, SLOPE, N,
+                       PIECES)  # fmt: skip
+        s = dh
+        if READS_SUMMARY:
+            s = tl.load(summary + wide(t * batch) * N + at, mask=inside, other=0.0)
+        dhat, ds, dmapped = INCORPORATE(dh, s, MATH)
+        tl.store(dh_hat + at, dhat, mask=inside)
+        tl.store(ds_joined + at, ds, mask=inside)
+        tl.store(dincorporated + wide(t * batch) * N + at, dmapped, mask=inside)
         if MIXED:
-            store_factor(dh_left + rows * N + units, dh, inside)
+            store_factor(dh_left + at, dmapped, inside)
 
 
 @triton.jit
-def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, ds_joined,
-                           real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
-                           COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                           PRECISION: tl.constexpr):  # fmt: skip
-    """W_c^T dh: the gradients of ĥ_t and of the summary."""
+def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, ds_joined,
+                        real: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                        BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Adds Wᵀ times the map's gradient to the gradients of ĥ_t and of the summary."""
     row_tiles, unit_tiles = tl.cdiv(batch, ROWS), tl.cdiv(N, COLUMNS)
     for tile in range(pid, row_tiles * unit_tiles * 2, programs):
         half, place = tile % 2, tile // 2
@@ -370,103 +355,110 @@ def _concat_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh
         unit = place // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         at = row[:, None] * N + unit[None, :]
+        direct = tl.load(dh_hat + at, mask=also(inside, half == 0), other=0.0)
+        direct += tl.load(ds_joined + at, mask=also(inside, half == 1), other=0.0)
+        if dsummary is not None:
+            direct += tl.load(dsummary + wide(t * batch) * N + at, mask=also(inside, half == 1), other=0.0)
         sums = small_product(dh_left + row * N, w_incorporate_t + (half * N + unit) * N, row < batch, unit < N, real, N,
                              ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
-        sums = apart(sums)
-        if dsummary is not None:
-            sums += tl.load(dsummary + wide(t * batch) * N + at, mask=also(inside, half == 1), other=0.0)
+        sums = apart(sums) + direct
         tl.store(dh_hat + at, sums, mask=also(inside, half == 0))
         tl.store(ds_joined + at, sums, mask=also(inside, half == 1))
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
-def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths, w_hh_t,
-                    w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates, dhidden,
-                    dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left,
-                    dkeys_left, dhidden_left, partial, carry, counter, steps, batch, seen, first_slots, slots, k_att,
-                    k_trunc, CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr,
-                    INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr,
+def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
+                    w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates,
+                    dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined,
+                    dquery_left, dkeys_left, dhidden_left, partial, carry, counter, steps, batch, seen, first_slots,
+                    slots, k_att, k_trunc, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
+                    SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr, QUERY: tl.constexpr,
+                    SCORE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr,
+                    MAPPED: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
                     K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
-                    MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
+                    MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PIECES: tl.constexpr,
                     QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
                     KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                     PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
-    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
     # Whether `partial` holds anything of the step's gradient, and whether the chain is part of that.
     carried = steps < 0
-    chained = keeps(steps - 1, seen, k_att, K_TOP)
-    if K_TOP > 0 and not AFFINE:
+    chained = keeps(seen + steps - 1, k_att)
+    if K_TOP > 0 and not NUMBERS:
         if chained:
             if MIXED:
                 _round_phase(slots - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
                 goal = meet(counter, goal, programs)
             _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden,
-                         dhidden_left, dkeys, dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D,
-                         GATES, SPLITS, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                         dhidden_left, dkeys, dkeys_left, w_hh_t, w_memory_t, real, MIXED, NUMBERS, K_TOP, N, D, GATES,
+                         PIECES, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
     for back in range(steps):
         t = steps - 1 - back
-        used = slots_at(t, seen, first_slots, k_att, K_TOP)
-        kept = keeps(t, seen, k_att, K_TOP)
-        cut = cut_before(t, seen, k_trunc)
+        used = 0 * seen
+        kept = t < 0
+        if K_TOP > 0:
+            used = slots_at(seen + t, seen, first_slots, k_att)
+            kept = keeps(seen + t, k_att)
+        cut = (k_trunc > 0) & cuts(seen + t, tl.maximum(k_trunc, 1))
         from_keys = kept
-        if AFFINE:
+        if NUMBERS:
             from_keys = carried
         there = carried | from_keys
         old_carry, new_carry = carry, carry
-        if CELL == "gru":
+        if SPLITS:
             # In turn, since slices of a row read all of it while others write.
             old_carry, new_carry = carry + (t + 1) % 2 * batch * N, carry + t % 2 * batch * N
         if K_TOP > 0:
             if used > 0:
-                if INCORPORATE == "concat":
-                    dh = dincorporated + wide(t * batch) * N
+                if MAPPED:
+                    left = dincorporated + wide(t * batch) * N
                     if MIXED:
-                        dh = dh_left
-                    _concat_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots,
-                                           store, dstore, partial, old_carry, dkeys, lengths, w_memory, dincorporated,
-                                           dh_left, real, MATH, CELL, SCORER, N, SPLITS, K_TOP, MIXED, QUERY_ROWS,
-                                           COLUMNS)  # fmt: skip
+                        left = dh_left
+                    _map_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots, store,
+                                        dstore, partial, old_carry, dkeys, lengths, w_memory, summary, dincorporated,
+                                        dh_left, dh_hat, ds_joined, real, MATH, SPLITS, NUMBERS, SLOPE, INCORPORATE,
+                                        READS_SUMMARY, N, PIECES, MIXED, QUERY_ROWS, COLUMNS)  # fmt: skip
                     goal = meet(counter, goal, programs)
-                    _concat_backward_phase(t, batch, pid, programs, dh, w_incorporate_t, dh_hat, dsummary, ds_joined,
-                                           real, MATH, N, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                    _map_backward_phase(t, batch, pid, programs, left, w_incorporate_t, dh_hat, dsummary, ds_joined,
+                                        real, N, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
                                      k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
                                      norms, summary, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
                                      dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined,
-                                     dquery_left, partial, old_carry, new_carry, real, MATH, CELL, SCORER, WEIGHTING,
-                                     INCORPORATE, N, D, GATES, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE,
-                                     KEY_SLICE, SPLITS)  # fmt: skip
+                                     dquery_left, partial, old_carry, new_carry, real, MATH, CELL, GATES, HAS_C, SPLITS,
+                                     NUMBERS, SLOPE, QUERY, SCORE, WEIGH, SAVES_NORM, INCORPORATE, MAPPED,
+                                     READS_SUMMARY, N, D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE,
+                                     KEY_SLICE, PIECES)  # fmt: skip
                 goal = meet(counter, goal, programs)
-        if MIXED or K_TOP == 0 or AFFINE:
+        if MIXED or K_TOP == 0 or NUMBERS:
             dq_left = dquery_left
         else:
             dq_left = dquery + wide(t * batch) * D
-        if AFFINE:
+        if NUMBERS:
             alone = used == 0
         else:
             alone = used >= 0
-        kept_before = keeps(t - 1, seen, k_att, K_TOP) & (t > 0)
-        if AFFINE:
-            kept_before = t < 0
+        kept_before = t < 0
+        if K_TOP > 0 and not NUMBERS:
+            kept_before = keeps(seen + t - 1, k_att) & (t > 0)
         if alone:
-            if MIXED and K_TOP > 0 and not AFFINE:
+            if MIXED and K_TOP > 0 and not NUMBERS:
                 if kept_before:
                     _round_phase(used - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c,
                                  gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
                                  dhidden_left, dq_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL,
-                                 SCORER, N, D, GATES, K_TOP, SPLITS, QUERY_ROWS, COLUMNS, BLOCK, STAGES,
-                                 PRECISION)  # fmt: skip
+                                 GATES, HAS_C, SPLITS, NUMBERS, SLOPE, N, D, K_TOP, PIECES, QUERY_ROWS, COLUMNS, BLOCK,
+                                 STAGES, PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
         carried = cut == 0
         if carried | kept_before:
             _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dhidden_left,
-                         dkeys, dkeys_left, w_hh_t, w_memory_t, real, MATH, MIXED, SCORER, K_TOP, N, D, GATES, SPLITS,
+                         dkeys, dkeys_left, w_hh_t, w_memory_t, real, MIXED, NUMBERS, K_TOP, N, D, GATES, PIECES,
                          ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
     # The gradient of the state that came in.
@@ -478,8 +470,8 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
         at = rows * N + units
         dh_at = dstore + wide(first_slots * batch) * N + at
         dh = tl.load(dh_at, mask=inside, other=0.0)
-        for split in tl.static_range(SPLITS):
-            dh += tl.load(partial + split * batch * N + at, mask=also(inside, carried), other=0.0)
-        if CELL == "gru":
+        for piece in tl.static_range(PIECES):
+            dh += tl.load(partial + piece * batch * N + at, mask=also(inside, carried), other=0.0)
+        if SPLITS:
             dh += tl.load(carry + at, mask=also(inside, carried), other=0.0)
         tl.store(dh_at, dh, mask=inside)

@@ -4,23 +4,19 @@
 import triton
 import triton.language as tl
 
+from sab.ops.triton.functions import keeps, slots_at
 from sab.ops.triton.large_parts import (
     NOWHERE,
     also,
     apart,
-    keeps,
     linear,
     meet,
     merge,
     microstate,
     product,
-    sigmoid,
-    slots_at,
     small_product,
     store_factor,
-    tanh,
     top,
-    weigh,
     wide,
 )
 
@@ -28,8 +24,9 @@ from sab.ops.triton.large_parts import (
 @triton.jit
 def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in, h_out, c, gates, hidden_new, h_hat,
                 lengths, w_hh, b_hh, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr,
-                GATES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
-                STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr,
+                ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                PRECISION: tl.constexpr):  # fmt: skip
     """The recurrent product and the cell, all gates of a few units in one tile; without a read also h_t."""
     # A power of two, so that a tile's columns, unit by unit, come apart by halving.
     WIDE: tl.constexpr = 4 if GATES > 1 else 1
@@ -43,14 +40,14 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
         at = row[:, None] * N + unit[None, :]
         gate_at = gates + wide(t * batch) * (GATES * N) + row[:, None] * (GATES * N) + unit[None, :]
         # What does not wait for the product is fetched first, and not touched before the product is done.
-        first = tl.load(gate_at, mask=inside, other=0.0)
-        if GATES > 1:
-            second = tl.load(gate_at + N, mask=inside, other=0.0)
-            third = tl.load(gate_at + 2 * N, mask=inside, other=0.0)
-        if CELL == "lstm":
-            fourth = tl.load(gate_at + 3 * N, mask=inside, other=0.0)
+        fetched = ()
+        for g in tl.static_range(GATES):
+            fetched = fetched + (tl.load(gate_at + g * N, mask=inside, other=0.0),)
+        h_old = tl.zeros((ROWS, UNITS), real)
+        c_old = h_old
+        if HAS_C:
             c_old = tl.load(c + wide(t * batch) * N + at, mask=inside, other=0.0)
-        if CELL == "gru":
+        if SPLITS:
             h_old = tl.load(h_in + at, mask=inside, other=0.0)
         alive = inside
         if lengths is not None:
@@ -59,43 +56,28 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
         sums = tl.zeros((ROWS, UNITS * WIDE), real)
         sums = product(sums, h_left + row * N, weight_rows, row < batch, (column_unit < N) & (column_gate < GATES), 0,
                        N, N, BLOCK, STAGES, PRECISION)  # fmt: skip
+        p = (sums,)
         if GATES > 1:
             even, odd = tl.split(tl.reshape(sums, (ROWS, UNITS, 2, 2)))
             even_0, even_1 = tl.split(even)
             odd_0, odd_1 = tl.split(odd)
-            first = first.to(real) + even_0
-            second = second.to(real) + odd_0
-        if CELL == "lstm":
-            i, f = sigmoid(first, MATH), sigmoid(second, MATH)
-            g, o = tanh(third.to(real) + even_1, MATH), sigmoid(fourth.to(real) + odd_1, MATH)
-            c_new = tl.where(alive, f * c_old + i * g, 0.0)
-            new = o * tanh(c_new, MATH)
-            tl.store(gate_at, tl.where(alive, i, 0.0), mask=inside)
-            tl.store(gate_at + N, tl.where(alive, f, 0.0), mask=inside)
-            tl.store(gate_at + 2 * N, tl.where(alive, g, 0.0), mask=inside)
-            tl.store(gate_at + 3 * N, tl.where(alive, o, 0.0), mask=inside)
-            tl.store(c + wide((t + 1) * batch) * N + at, c_new, mask=inside)
-        elif CELL == "gru":
-            inner = even_1
+            p = (even_0, odd_0, even_1, odd_1)
+        x = ()
+        for g in tl.static_range(GATES):
+            x = x + (fetched[g].to(real),)
+        if SPLITS:
             if b_hh is not None:
-                bias = b_hh + unit[None, :]
-                first += tl.load(bias, mask=(unit < N)[None, :], other=0.0).to(real)
-                second += tl.load(bias + N, mask=(unit < N)[None, :], other=0.0).to(real)
-                inner += tl.load(bias + 2 * N, mask=(unit < N)[None, :], other=0.0).to(real)
-            r, z = sigmoid(first, MATH), sigmoid(second, MATH)
-            fresh = tanh(third.to(real) + r * inner, MATH)
-            new = fresh + z * (h_old - fresh)
-            tl.store(gate_at, tl.where(alive, r, 0.0), mask=inside)
-            tl.store(gate_at + N, tl.where(alive, z, 0.0), mask=inside)
-            tl.store(gate_at + 2 * N, tl.where(alive, fresh, 0.0), mask=inside)
-            tl.store(hidden_new + wide(t * batch) * N + at, tl.where(alive, inner, 0.0), mask=inside)
-        else:
-            new = first.to(real) + sums
-            if CELL == "rnn_tanh":
-                new = tanh(new, MATH)
-            else:
-                new = tl.maximum(new, 0.0)
-            tl.store(gate_at, tl.where(alive, new, 0.0), mask=inside)
+                whole = ()
+                for g in tl.static_range(GATES):
+                    bias = tl.load(b_hh + g * N + unit[None, :], mask=(unit < N)[None, :], other=0.0)
+                    whole = whole + (p[g] + bias.to(real),)
+                p = whole
+            tl.store(hidden_new + wide(t * batch) * N + at, tl.where(alive, p[GATES - 1], 0.0), mask=inside)
+        new, c_new, activated = CELL(x, p, h_old, c_old, MATH)
+        for g in tl.static_range(GATES):
+            tl.store(gate_at + g * N, tl.where(alive, activated[g], 0.0), mask=inside)
+        if HAS_C:
+            tl.store(c + wide((t + 1) * batch) * N + at, tl.where(alive, c_new, 0.0), mask=inside)
         new = tl.where(alive, new, 0.0)
         tl.store(h_hat + wide(t * batch) * N + at, new, mask=inside)
         tl.store(h_out + at, new, mask=also(inside, reads == 0))
@@ -122,9 +104,9 @@ def _key_phase(slot, batch, pid, programs, slots, h_left, keys, w_memory, real: 
 @triton.jit
 def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexpr, w_memory, scorer_bias,
                 real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
-                BOUNDED: tl.constexpr):  # fmt: skip
+                MARK: tl.constexpr):  # fmt: skip
     """The key of the state kept after step t, rounded as it is stored."""
-    key = linear(h + row * N, w_memory, real, MATH, N, WIDTH, BOUNDED)
+    key = linear(h + row * N, w_memory, real, MATH, N, WIDTH, MARK)
     if scorer_bias is not None:
         number = (seen + t + 1) // k_att - 1
         key += tl.load(scorer_bias + number, mask=number < bias_size, other=0.0).to(real)
@@ -133,9 +115,9 @@ def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexp
 
 @triton.jit
 def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, partial, w_query, scorer_bias, v,
-                 real: tl.constexpr, MATH: tl.constexpr, SCORER: tl.constexpr, SCALE: tl.constexpr, N: tl.constexpr,
-                 D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
-                 STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
+                 SCALE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                 SLOTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot]."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
@@ -148,18 +130,17 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
         key = tl.load(key_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
         own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
                             BLOCK, STAGES, PRECISION)  # fmt: skip
-        if SCORER == "mlp":
-            own += tl.load(scorer_bias + column, mask=column < D, other=0.0).to(real)[None, :]
+        bias = tl.zeros((COLUMNS,), real)
+        factor = bias
+        if scorer_bias is not None:
+            bias = tl.load(scorer_bias + column, mask=column < D, other=0.0).to(real)
+        if v is not None:
             factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
-        else:
-            own *= SCALE
+        own = QUERY(own, bias[None, :], SCALE)
         tl.store(query + (wide(t * batch) + row)[:, None] * D + column[None, :], own, mask=inside)
         score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
         for first in range(0, used, SLOTS):
-            if SCORER == "mlp":
-                terms = tanh(key.to(real) + own[:, None, :], MATH) * factor[None, None, :]
-            else:
-                terms = key.to(real) * own[:, None, :]
+            terms = TERMS(key.to(real), own[:, None, :], factor[None, None, :], MATH)
             there = (row < batch)[:, None] & (first + slot < used)[None, :]
             tl.store(score_at + first, tl.sum(terms, 2), mask=there)
             behind = first + SLOTS
@@ -184,11 +165,11 @@ def _scores(row, slot, batch, used, slots, partial, real: tl.constexpr, D: tl.co
 def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old, h_out,
                 h_next, store, h_hat, keys, partial, best_key, best_slot, weights, selected, norms, summary,
                 summary_left, lengths, w_memory, w_query, scorer_bias, real: tl.constexpr, MATH: tl.constexpr,
-                SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr, N: tl.constexpr,
+                NUMBERS: tl.constexpr, MARK: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
+                SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, N: tl.constexpr,
                 D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr,
                 PIECE: tl.constexpr, COLUMNS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
-    """Selects, weighs and sums up, and but for `concat` makes h_t: a slice of a row's units in one tile."""
-    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
+    """Selects, weighs and sums up, and makes h_t where that takes no map: a slice of a row's units in one tile."""
     place = tl.arange(0, PLACES)
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
         row, part = tile % batch, tile // batch
@@ -196,13 +177,13 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
         alive = True
         if lengths is not None:
             alive = t < tl.load(lengths + row)
-        if AFFINE:
+        if NUMBERS:
             # Each slice has the row's best to itself, so that they need not wait for each other.
             held = tile * PLACES + place
             best, slot = tl.load(best_key + held), tl.load(best_slot + held)
             if keeping:
                 key = _affine_key(t - 1, row, batch, seen, k_att, bias_size, h_old, keys.dtype.element_ty, w_memory,
-                                  scorer_bias, real, MATH, N, 1024, SCORER == "affine_tanh")  # fmt: skip
+                                  scorer_bias, real, MATH, N, 1024, MARK)  # fmt: skip
                 tl.store(keys + wide(row) * slots + used - 1, key, mask=part == 0)
                 candidate = tl.where(place == 0, key.to(real), float("-inf"))
                 best, slot = merge(
@@ -210,7 +191,9 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 )
                 tl.store(best_key + held, best)
                 tl.store(best_slot + held, slot)
-            score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, SCORER == "affine_tanh")
+            score = best
+            if SEES_LEVEL:  # else the query's part, the same for all, makes no difference
+                score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, MARK)
         else:
             candidate = tl.arange(0, CANDIDATES)
             found = _scores(row, candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
@@ -219,14 +202,15 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
                 score, slot = merge(score, slot, found, first + candidate, PLACES)
         k = tl.minimum(K_TOP, used)
-        weight, norm = weigh(score, k, WEIGHTING, PLACES)
+        weight, norm = WEIGH(score[None, :], (place < k)[None, :])
+        weight = tl.reshape(weight, (PLACES,))
         valid = also(place < k, alive)
         weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, 0)
         if part == 0:
             tl.store(weights + at_row * K_TOP + place, weight, mask=valid)
             tl.store(selected + at_row * K_TOP + place, slot, mask=valid)
-            if WEIGHTING == "relu_norm":
-                tl.store(norms + at_row, norm)
+            if SAVES_NORM:
+                tl.store(norms + at_row, tl.sum(norm, 0))
         memory = store + (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
             unit = first + tl.arange(0, PIECE)
@@ -235,22 +219,22 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             provisional = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
             s = tl.sum(weight[:, None] * states, 0)
             tl.store(summary + at_row * N + unit, s, mask=also(inside, alive))
-            if INCORPORATE == "concat":
+            if MAPPED:
                 if MIXED:
                     store_factor(summary_left + row * N + unit, s, inside)
             else:
-                new = provisional + (tanh(s, MATH) if INCORPORATE == "add_bounded" else s)
+                new = INCORPORATE(provisional, s, s, MATH)
                 tl.store(h_out + row * N + unit, new, mask=inside)
                 if MIXED:
                     store_factor(h_next + row * N + unit, new, inside)
 
 
 @triton.jit
-def _concat_phase(t, batch, pid, programs, h_hat_left, summary_left, h_out, h_next, lengths, w_incorporate,
-                  b_incorporate, real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, MIXED: tl.constexpr,
-                  ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                  PRECISION: tl.constexpr):  # fmt: skip
-    """h_t = W_c [ĥ; s] + b_c."""
+def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, h_out, h_next, lengths,
+               w_incorporate, b_incorporate, real: tl.constexpr, MATH: tl.constexpr, INCORPORATE: tl.constexpr,
+               N: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+               STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The map W [ĥ; s] + b, and h_t of it."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -261,12 +245,16 @@ def _concat_phase(t, batch, pid, programs, h_hat_left, summary_left, h_out, h_ne
             alive = inside & (t < tl.load(lengths + row, mask=row < batch, other=0))[:, None]
         bias = tl.load(b_incorporate + unit, mask=unit < N, other=0.0).to(real)
         right = w_incorporate + unit * (2 * N)
-        new = small_product(h_hat_left + row * N, right, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK, STAGES,
-                            PRECISION)  # fmt: skip
-        new += small_product(summary_left + row * N, right + N, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK,
-                             STAGES, PRECISION)  # fmt: skip
-        new = tl.where(alive, apart(new) + bias[None, :], 0.0)
+        mapped = small_product(h_hat_left + row * N, right, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK,
+                               STAGES, PRECISION)  # fmt: skip
+        mapped += small_product(summary_left + row * N, right + N, row < batch, unit < N, real, N, ROWS, COLUMNS,
+                                BLOCK, STAGES, PRECISION)  # fmt: skip
+        mapped = apart(mapped) + bias[None, :]
         at = row[:, None] * N + unit[None, :]
+        at_step = wide(t * batch) * N + at
+        provisional = tl.load(h_hat + at_step, mask=inside, other=0.0)
+        s = tl.load(summary + at_step, mask=inside, other=0.0)
+        new = tl.where(alive, INCORPORATE(provisional, s, mapped, MATH), 0.0)
         tl.store(h_out + at, new, mask=inside)
         if MIXED:
             store_factor(h_next + at, new, inside)
@@ -276,18 +264,18 @@ def _concat_phase(t, batch, pid, programs, h_hat_left, summary_left, h_out, h_ne
 def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths, w_hh,
                    b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate, h_left, h_hat_left,
                    summary_left, partial, best_key, best_slot, counter, steps, batch, seen, first_slots, slots, k_att,
-                   bias_size, CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr,
-                   INCORPORATE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr,
-                   K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
-                   MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr,
-                   COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr, PIECE: tl.constexpr,
-                   CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
+                   bias_size, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
+                   NUMBERS: tl.constexpr, MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
+                   WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr,
+                   MAPPED: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                   SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
+                   UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+                   SLICE: tl.constexpr, PIECE: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
+                   STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
-    AFFINE: tl.constexpr = SCORER == "affine" or SCORER == "affine_tanh"
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
-    if AFFINE and K_TOP > 0:
+    if NUMBERS and K_TOP > 0:
         for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
             place = tl.arange(0, PLACES)
             best, slot = tl.full((PLACES,), float("-inf"), real), place + NOWHERE
@@ -299,8 +287,10 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
             tl.store(best_key + tile * PLACES + place, best)
             tl.store(best_slot + tile * PLACES + place, slot)
     for t in range(steps):
-        used = slots_at(t, seen, first_slots, k_att, K_TOP)
-        keeping = keeps(t - 1, seen, k_att, K_TOP) & (t > 0)
+        used = 0 * seen
+        if K_TOP > 0:
+            used = slots_at(seen + t, seen, first_slots, k_att)
+        keeping = keeps(seen + t - 1, k_att) & (t > 0)
         h_old = store + wide((first_slots + t) * batch) * N
         h_new = h_old + batch * N
         if MIXED:
@@ -309,43 +299,43 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
         else:
             left, next_left, hat_left = h_old, h_new, h_hat + wide(t * batch) * N
         _cell_phase(t, batch, pid, programs, used, left, next_left, hat_left, h_old, h_new, c, gates, hidden_new, h_hat,
-                    lengths, w_hh, b_hh, real, MATH, CELL, N, GATES, MIXED, ROWS, UNITS, BLOCK, STAGES,
+                    lengths, w_hh, b_hh, real, MATH, CELL, N, GATES, HAS_C, SPLITS, MIXED, ROWS, UNITS, BLOCK, STAGES,
                     PRECISION)  # fmt: skip
-        if not AFFINE and K_TOP > 0:
+        if not NUMBERS and K_TOP > 0:
             if keeping:
                 _key_phase(used - 1, batch, pid, programs, slots, left, keys, w_memory, real, MATH, N, D, QUERY_ROWS,
                            COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
         goal = meet(counter, goal, programs)
         if K_TOP > 0:
             if used > 0:
-                if not AFFINE:
+                if not NUMBERS:
                     _query_phase(t, batch, pid, programs, used, slots, hat_left, query, keys, partial, w_query,
-                                 scorer_bias, v, real, MATH, SCORER, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS, BLOCK,
-                                 STAGES, PRECISION)  # fmt: skip
+                                 scorer_bias, v, real, MATH, QUERY, TERMS, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS,
+                                 BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old,
                             h_new, next_left, store, h_hat, keys, partial, best_key, best_slot, weights, selected,
-                            norms, summary, summary_left, lengths, w_memory, w_query, scorer_bias, real, MATH, SCORER,
-                            WEIGHTING, INCORPORATE, N, D, K_TOP, PLACES, MIXED, SLICE, PIECE, COLUMNS,
-                            CANDIDATES)  # fmt: skip
+                            norms, summary, summary_left, lengths, w_memory, w_query, scorer_bias, real, MATH, NUMBERS,
+                            MARK, WEIGH, SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED, N, D, K_TOP, PLACES, MIXED, SLICE,
+                            PIECE, COLUMNS, CANDIDATES)  # fmt: skip
                 goal = meet(counter, goal, programs)
-                if INCORPORATE == "concat":
+                if MAPPED:
                     if MIXED:
                         s_left = summary_left
                     else:
                         s_left = summary + wide(t * batch) * N
-                    _concat_phase(t, batch, pid, programs, hat_left, s_left, h_new, next_left, lengths, w_incorporate,
-                                  b_incorporate, real, MATH, N, MIXED, QUERY_ROWS, COLUMNS, BLOCK, STAGES,
-                                  PRECISION)  # fmt: skip
+                    _map_phase(t, batch, pid, programs, hat_left, s_left, h_hat, summary, h_new, next_left, lengths,
+                               w_incorporate, b_incorporate, real, MATH, INCORPORATE, N, MIXED, QUERY_ROWS, COLUMNS,
+                               BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
     if K_TOP > 0:
-        if keeps(steps - 1, seen, k_att, K_TOP):
+        if keeps(seen + steps - 1, k_att):
             h_end = store + wide((first_slots + steps) * batch) * N
-            slot = slots_at(steps - 1, seen, first_slots, k_att, K_TOP)
-            if AFFINE:
+            slot = slots_at(seen + steps - 1, seen, first_slots, k_att)
+            if NUMBERS:
                 for row in range(pid, batch, programs):
                     key = _affine_key(steps - 1, row, batch, seen, k_att, bias_size, h_end, keys.dtype.element_ty,
-                                      w_memory, scorer_bias, real, MATH, N, 1024, SCORER == "affine_tanh")  # fmt: skip
+                                      w_memory, scorer_bias, real, MATH, N, 1024, MARK)  # fmt: skip
                     tl.store(keys + wide(row) * slots + slot, key)
             else:
                 left = h_end

@@ -4,30 +4,10 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton import parts
+from sab.ops.triton.functions import kept_row
 
 NOWHERE = tl.constexpr(1 << 30)
 """The slot of an empty place among the best."""
-
-
-@triton.jit
-def tanh(x, MATH: tl.constexpr):
-    """As `parts.tanh`; with MATH "formula" by one that is nearly as accurate as CUDA's library and has no branches."""
-    if MATH == "formula":
-        square = x * x
-        series = 62 / 2835 * square - 17 / 315
-        series = (series * square + 2 / 15) * square - 1 / 3
-        small = tl.exp2(-2.8853900817779268 * tl.abs(x))  # exp(-2|x|), which never overflows
-        bounded = (1.0 - small) / (1.0 + small)
-        bounded = tl.where(x < 0, -bounded, bounded)
-        return tl.where(square < 0.0625, x + x * square * series, bounded)  # where 1 - small loses digits
-    else:
-        return parts.tanh(x, MATH)
-
-
-@triton.jit
-def sigmoid(x, MATH: tl.constexpr):
-    return parts.sigmoid(x, MATH)
 
 
 @triton.jit
@@ -130,30 +110,13 @@ def apart(sums):
     return tl.sum(sums[:, :, None], 2)
 
 
-# The memory's bookkeeping
-
-
-@triton.jit
-def slots_at(t, seen, first_slots, k_att, K_TOP: tl.constexpr):
-    """How many slots are in use when step t reads."""
-    return first_slots + (seen + t) // k_att - seen // k_att if K_TOP > 0 else 0 * seen
-
-
-@triton.jit
-def keeps(t, seen, k_att, K_TOP: tl.constexpr):
-    return (K_TOP > 0) & ((seen + t + 1) % k_att == 0)
-
-
-@triton.jit
-def cut_before(t, seen, k_trunc):
-    return (k_trunc > 0) & (seen + t > 0) & ((seen + t) % tl.maximum(k_trunc, 1) == 0)
+# The memory
 
 
 @triton.jit
 def microstate(slot, seen, first_slots, k_att):
     """Row of `store` with the microstate of a slot."""
-    kept = first_slots + 1 + k_att - 1 - seen % k_att + (slot - first_slots) * k_att
-    return tl.where(slot < first_slots, slot, kept)
+    return tl.where(slot < first_slots, slot, kept_row(slot, seen, first_slots, k_att))
 
 
 @triton.jit
@@ -190,49 +153,13 @@ def top(score, slot, PLACES: tl.constexpr):
 
 
 @triton.jit
-def weigh(score, k, WEIGHTING: tl.constexpr, PLACES: tl.constexpr):
-    """Weights of the k selected scores, highest first, and relu_norm's divisor."""
-    place = tl.arange(0, PLACES)
-    norm = tl.sum(tl.where(place == 0, score, 0.0)) * 0
-    if WEIGHTING == "relu" or WEIGHTING == "relu_norm":
-        lowest = tl.sum(tl.where(place == k - 1, score, 0.0))
-        weight = tl.where(place < k, tl.maximum(score - lowest, 0.0), 0.0)
-        if WEIGHTING == "relu_norm":
-            norm = tl.sum(weight) + 1e-7
-            weight = weight / norm
-    else:
-        shift = tl.sum(tl.where(place == 0, score, 0.0))
-        if WEIGHTING == "softmax_sink":
-            shift = tl.maximum(shift, 0.0)
-        weight = tl.where(place < k, tl.exp(score - shift), 0.0)
-        total = tl.sum(weight)
-        if WEIGHTING == "softmax_sink":
-            total += tl.exp(-shift)
-        weight = weight / total
-    return weight, norm
-
-
-@triton.jit
-def weigh_backward(da, weight, k, norm, WEIGHTING: tl.constexpr, PLACES: tl.constexpr):
-    """Gradients of the weights become gradients of the selected scores."""
-    place = tl.arange(0, PLACES)
-    inner = tl.sum(weight * da)
-    if WEIGHTING == "softmax" or WEIGHTING == "softmax_sink":
-        return weight * (da - inner)
-    if WEIGHTING == "relu_norm":
-        da = (da - inner) / norm
-    da = tl.where(weight > 0, da, 0.0)
-    return tl.where(place == k - 1, da - tl.sum(da), da)  # the threshold
-
-
-@triton.jit
-def linear(row, w, real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, BOUNDED: tl.constexpr):
-    """w·h, or w·tanh(h), of one row."""
+def linear(row, w, real: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, MARK: tl.constexpr):
+    """w·h of one row, or w·mark(h)."""
     unit = tl.arange(0, WIDTH)
     sums = tl.zeros((WIDTH,), real)
     for first in range(0, N, WIDTH):
         h = tl.load(row + first + unit, mask=first + unit < N, other=0.0)
-        if BOUNDED:
-            h = tanh(h, MATH)
+        if MARK is not None:
+            h = MARK(h, MATH)
         sums += h * tl.load(w + first + unit, mask=first + unit < N, other=0.0).to(real)
     return tl.sum(sums)

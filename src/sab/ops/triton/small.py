@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sab.config import SABConfig
-from sab.ops.operation import AFFINE, Plan, Weights, allow_tf32, blank, blank_work, contiguous
+from sab.ops.operation import Plan, Weights, allow_tf32, blank, blank_work, contiguous
+from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
 from sab.ops.triton.launch import INTERPRETED, launch
 from sab.ops.triton.small_backward import backward_kernel
 from sab.ops.triton.small_forward import forward_kernel
@@ -33,7 +33,7 @@ LARGEST_SHARED = 160 << 10
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     """The matrices one after another, in 16 bits where they are resident; None where W_hh alone will do as it is."""
-    constants = _constants(plan, compute)
+    constants = _constants(plan, parts_of(plan.cell, plan.config), compute)
     matrices = [weights.w_hh]
     if plan.config.k_top > 0 and weights.w_memory is not None and weights.w_query is not None and not plan.is_affine:
         matrices += [weights.w_memory, weights.w_query]
@@ -52,10 +52,14 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
     """The forward loop over time."""
     if plan.config.k_top > 0 and "lengths" in buffers:
         blank(plan, buffers)
-    constants, w_held, w_all = _held(plan, weights, buffers)
+    parts = parts_of(plan.cell, plan.config)
+    constants, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers["store"]
     w = weights
     vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate)
+    few = plan.config.k_top <= 32
+    is_packed = constants["RESIDENT"]
+    fits = few and plan.key_size == 128 and buffers["gates"].dtype == torch.bfloat16
     launch(
         forward_kernel,
         plan.batch,
@@ -67,11 +71,14 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
         ],
         [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
         constants
+        | forward_constants(parts)
         | {
-            "KC": 32 if plan.config.k_top <= 32 else 64,
-            "PACKED": constants["RESIDENT"],
+            "KC": 32 if few else 64,
+            "PACKED": is_packed,
+            "BY_PRODUCTS": is_packed and fits and parts.is_product,
             "HAS_LENGTHS": "lengths" in buffers,
             "HAS_BIAS": w.b_hh is not None,
+            "HAS_SCORER_BIAS": w.scorer_bias is not None,
         },
     )
 
@@ -80,7 +87,8 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
     """The backward loop over time."""
     if plan.config.k_top > 0 and "lengths" in buffers:
         blank_work(work, ("dquery", "dincorporated"))
-    constants, w_held, w_all = _held(plan, weights, buffers)
+    parts = parts_of(plan.cell, plan.config)
+    constants, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers["store"]
     vectors = (weights.w_memory, weights.w_query, weights.v)
     launch(
@@ -95,6 +103,7 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
         constants
+        | backward_constants(parts)
         | {
             "HAS_LENGTHS": "lengths" in buffers,
             "HAS_DCELLS": work["dcells"] is not None,
@@ -110,14 +119,14 @@ BUFFERS = "store c gates hidden_new h_hat query keys weights selected norms summ
 WORK = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 
 
-def _held(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
+def _held(plan: Plan, parts: Parts, weights: Weights, buffers: dict[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
     """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
     flat = buffers.get("packed")
     if flat is None:
         flat = contiguous(weights.w_hh)
-    constants = _constants(plan, buffers["gates"].dtype)
+    constants = _constants(plan, parts, buffers["gates"].dtype)
     if constants["RESIDENT"] and flat.itemsize != 2:  # TF32 was forbidden when they were packed
-        constants = _constants(plan, buffers["gates"].dtype, tf32=False)
+        constants = _constants(plan, parts, buffers["gates"].dtype, tf32=False)
     return constants, flat.view(torch.int16) if constants["RESIDENT"] else flat, flat
 
 
@@ -125,31 +134,28 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
     return plan.steps, plan.batch, plan.first_slots, plan.slots, plan.seen, plan.config.k_att
 
 
-def _constants(plan: Plan, compute: torch.dtype, tf32: bool | None = None) -> dict[str, Any]:
+def _constants(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = None) -> dict[str, Any]:
     tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
-    return _constants_of(plan.config, plan.cell, plan.n, plan.key_size, compute, tf32)
+    return constants_of(parts, plan.config.k_top, plan.n, plan.key_size, compute, tf32)
 
 
 @lru_cache(maxsize=256)
-def _constants_of(
-    config: SABConfig, cell: str, n: int, key_size: int, compute: torch.dtype, tf32: bool
-) -> dict[str, Any]:
-    """What the kernels are compiled for; neither the batch nor the length is among it."""
+def constants_of(parts: Parts, k_top: int, n: int, key_size: int, compute: torch.dtype, tf32: bool) -> dict[str, Any]:
+    """What both kernels are compiled for besides the parts; neither the batch nor the length is among it."""
     d = max(key_size, 1)
     padded = max(16, triton.next_power_of_2(max(n, d)))
-    gates = {"lstm": 4, "gru": 3}.get(cell, 1)
-    beside = 2 * (config.scorer not in AFFINE) + 2 * (config.incorporate == "concat") if config.k_top > 0 else 0
-    is_small = 2 * gates * padded**2 <= LARGEST_HELD and 2 * beside * padded**2 <= LARGEST_SHARED
+    has_keys = parts.scorer is not None and not parts.scorer.query_cancels
+    is_mapped = parts.incorporation is not None and parts.incorporation.has_weights
+    others = 2 * has_keys + 2 * is_mapped
+    is_small = 2 * parts.cell.gates * padded**2 <= LARGEST_HELD and 2 * others * padded**2 <= LARGEST_SHARED
     rounds = compute == torch.bfloat16 or tf32
     math = "approximate" if rounds else "accurate"
     return {
         "n": n,
         "d": d,
-        "K": config.k_top,
-        "CELL": cell,
-        "SCORER": config.scorer,
-        "WEIGHTING": config.weighting,
-        "INCORPORATE": config.incorporate,
+        "K": k_top,
+        "SCALE": d**-0.5,
+        "HAS_V": parts.scorer is not None and "v" in parts.scorer.shapes(n, d, None),
         "P": padded,
         "RESIDENT": rounds and is_small,
         # The interpreter has no products of bfloat16.

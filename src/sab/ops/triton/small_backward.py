@@ -4,7 +4,9 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.parts import get, put, tanh, weigh_backward
+from sab.ops.triton.access import get, put
+from sab.ops.triton.functions import cuts, keeps, slots_at
+from sab.ops.triton.small_forward import load_gates
 from sab.ops.triton.small_parts import gather, product, product_of_gates, resident, rows_of, streamed
 
 
@@ -34,20 +36,21 @@ def backward_kernel(
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
     dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
     steps, batch, first_slots, slots, seen, k_att, k_trunc,
-    n: tl.constexpr, d: tl.constexpr, K: tl.constexpr,
-    CELL: tl.constexpr, SCORER: tl.constexpr, WEIGHTING: tl.constexpr, INCORPORATE: tl.constexpr,
+    n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
+    CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
+    NUMBERS: tl.constexpr, SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+    WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
+    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, READS_SUMMARY: tl.constexpr,
     P: tl.constexpr,
-    RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_V: tl.constexpr,
     HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16
-    GATES: tl.constexpr = 4 if CELL == "lstm" else (3 if CELL == "gru" else 1)
-    AFFINE: tl.constexpr = (SCORER == "affine") or (SCORER == "affine_tanh")
     SCORE_MATH: tl.constexpr = "accurate" if MATH == "approximate" else MATH
     DTYPE: tl.constexpr = store.dtype.element_ty
     W_MEMORY: tl.constexpr = GATES * n * n
     W_QUERY: tl.constexpr = W_MEMORY + d * n
-    W_INCORPORATE: tl.constexpr = W_MEMORY if AFFINE else W_MEMORY + 2 * d * n
+    W_INCORPORATE: tl.constexpr = W_MEMORY if NUMBERS else W_MEMORY + 2 * d * n
     GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
 
     row = tl.program_id(0).to(tl.int64)
@@ -56,40 +59,32 @@ def backward_kernel(
     there = unit < d
     eight = tl.arange(0, 8)[None, None, :] + tl.zeros((NB, 1, 8), tl.int32)
     is_first = (tl.arange(0, NB) == 0)[:, None, None]
-    first_kept = k_att - 1 - seen % k_att
     stride = batch.to(tl.int64) * n
     length = steps
     if HAS_LENGTHS:
         length = tl.load(lengths + row).to(tl.int32)
 
     zero = tl.zeros((NB, 16), DTYPE)
+    w = ()
     if RESIDENT:
-        w0 = resident(w_held, n, n, 1, unit, n, TYPE)
-        if GATES > 1:
-            w1 = resident(w_held + n * n, n, n, 1, unit, n, TYPE)
-            if HELD > 2:
-                w2 = resident(w_held + 2 * n * n, n, n, 1, unit, n, TYPE)
+        for g in tl.static_range(GATES):
+            if g < HELD:
+                w = w + (resident(w_held + g * n * n, n, n, 1, unit, n, TYPE),)
             else:
-                w2 = resident(w_all + 2 * n * n, n, n, 1, unit, n, TYPE)
-            w3 = w2
-            if GATES == 4:
-                if HELD > 3:
-                    w3 = resident(w_held + 3 * n * n, n, n, 1, unit, n, TYPE)
-                else:
-                    w3 = resident(w_all + 3 * n * n, n, n, 1, unit, n, TYPE)
-        if (K > 0) and (not AFFINE):
+                w = w + (resident(w_all + g * n * n, n, n, 1, unit, n, TYPE),)
+        if (K > 0) and (not NUMBERS):
             wm = resident(w_all + W_MEMORY, d, n, 1, unit, n, TYPE)
             wq = resident(w_all + W_QUERY, d, n, 1, unit, n, TYPE)
-        if (K > 0) and (INCORPORATE == "concat"):
+        if MAPPED:
             wc = resident(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, TYPE)
             ws = resident(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, TYPE)
     v_vector = zero
     dv_sums = tl.zeros((NB, 16, 8), DTYPE)
     if K > 0:
-        if AFFINE:
+        if NUMBERS:
             wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
             wq_vector = tl.load(w_query + unit, mask=here, other=0).to(DTYPE)
-        if SCORER == "mlp":
+        if HAS_V:
             v_vector = tl.load(v + unit, mask=there, other=0).to(DTYPE)
 
     if HAS_LENGTHS:  # past its end a row has no gradient
@@ -97,7 +92,7 @@ def backward_kernel(
             for gate in tl.static_range(GATES):
                 after = (t * batch.to(tl.int64) + row) * GATES * n + gate * n + unit
                 tl.store(dgates + after, zero, mask=here)
-                if CELL == "gru":
+                if SPLITS:
                     tl.store(dhidden + after, zero, mask=here)
 
     # Where step t's numbers lie; the step before has its own one stride earlier.
@@ -112,21 +107,16 @@ def backward_kernel(
     dc_now = zero
     arriving = tl.load(dstore + store_t + stride + unit, mask=here, other=0)
     c_after = zero
-    if CELL == "lstm":
+    if HAS_C:
         c_after = tl.load(c + row_t + stride + unit, mask=here, other=0)
     if RESIDENT:  # as in the forward: what is also made outside the loop stays in registers
         if GATES == 1:
-            chain = product(w0, chain, TYPE)
+            chain = product(w[0], chain, TYPE)
         else:
-            if HELD == 4:
-                chain = product_of_gates(w0, w1, w2, w3, chain, chain, chain, chain, TYPE)
-            elif HELD == 3:
-                chain = product_of_gates(w0, w1, w2, w2, chain, chain, chain, chain, TYPE)
-            else:
-                chain = product_of_gates(w0, w1, w1, w1, chain, chain, chain, chain, TYPE)
+            chain = product_of_gates(w[:HELD], (chain, chain, chain, chain), chain, TYPE)
         chain = tl.where(here, chain * 0.0, 0.0)
 
-    # What a step selected is asked for a step earlier, since it says what else to ask for.
+    # Prefetch the next step's selected slots: later loads depend on them.
     chosen = ()
     if K > 0:
         chosen = selection(selected, list_t, tl.where(length > 0, K, 0), eight, GROUPS, MATH)
@@ -134,23 +124,21 @@ def backward_kernel(
     for back in range(length):
         t = length - 1 - back
         # Loads that depend on nothing computed here.
-        g0 = tl.load(gates + gates_t + unit, mask=here, other=0).to(DTYPE)
-        if GATES >= 3:
-            g1 = tl.load(gates + gates_t + n + unit, mask=here, other=0).to(DTYPE)
-            g2 = tl.load(gates + gates_t + 2 * n + unit, mask=here, other=0).to(DTYPE)
-        if GATES == 4:
-            g3 = tl.load(gates + gates_t + 3 * n + unit, mask=here, other=0).to(DTYPE)
-        if CELL == "lstm":
+        activated = load_gates(gates + gates_t, unit, here, n, GATES, DTYPE)
+        c_before = zero
+        if HAS_C:
             c_before = tl.load(c + row_t + unit, mask=here, other=0)
-        if CELL == "gru":
+        h_before = zero
+        last_gate = zero
+        if SPLITS:
             h_before = tl.load(store + store_t + unit, mask=here, other=0)
-            h_fresh = tl.load(hidden_new + row_t + unit, mask=here, other=0).to(DTYPE)
+            last_gate = tl.load(hidden_new + row_t + unit, mask=here, other=0).to(DTYPE)
         if K > 0:
-            used = first_slots + (seen + t) // k_att - seen // k_att
+            used = slots_at(seen + t, seen, first_slots, k_att)
             rows = ()
             key_rows = ()
             for g in tl.static_range(GROUPS):
-                rows = rows + (rows_of(chosen[g], first_slots, first_kept, k_att, batch, row),)
+                rows = rows + (rows_of(chosen[g], first_slots, seen, k_att, batch, row),)
                 key_rows = key_rows + (tl.where(chosen[g] >= 0, chosen[g] + row.to(tl.int32) * slots, -1),)
             read = gather(store, rows, unit, n, "", MATH)
             shares = ()
@@ -159,21 +147,21 @@ def backward_kernel(
                 shares = shares + (get(weights + list_t + place, place < K, "", MATH),)
             chosen = selection(selected, list_t - batch * K, tl.where(t > 0, K, 0), eight, GROUPS, MATH)
             q = zero
-            if not AFFINE:
+            if not NUMBERS:
                 q = tl.load(query + query_t + unit, mask=there, other=0)
 
         # Keep.
         dh = arriving + chain
         if K > 0:
-            if (seen + t + 1) % k_att == 0:
-                slot = first_slots + (seen + t + 1) // k_att - 1 - seen // k_att
-                if AFFINE:
+            if keeps(seen + t, k_att):
+                slot = used
+                if NUMBERS:
                     dkey = tl.load(dkeys + row * slots + slot, cache_modifier=".cg")
-                    if SCORER == "affine":
+                    if SLOPE is None:
                         dh += dkey * wm_vector
                     else:
-                        bounded = tanh(tl.load(store + store_t + stride + unit, mask=here, other=0), SCORE_MATH)
-                        dh += dkey * wm_vector * (1 - bounded * bounded)
+                        kept = tl.load(store + store_t + stride + unit, mask=here, other=0)
+                        dh += dkey * wm_vector * SLOPE(kept, SCORE_MATH)
                 elif RESIDENT:
                     dkey_at = dkeys + (row * slots + slot) * d + unit
                     dh += product(wm, tl.load(dkey_at, mask=there, other=0, cache_modifier=".cg"), TYPE)
@@ -184,25 +172,24 @@ def backward_kernel(
         dh_hat = dh
         if K > 0:
             if used > 0:
-                if INCORPORATE == "add":
-                    ds = dh
-                elif INCORPORATE == "add_bounded":
-                    bounded = tanh(tl.load(summary + row_t + unit, mask=here, other=0), MATH)
-                    ds = dh * (1 - bounded * bounded)
-                else:
-                    put(dincorporated + row_t + unit, dh, here, MATH)
+                s = zero
+                if READS_SUMMARY:
+                    s = tl.load(summary + row_t + unit, mask=here, other=0)
+                dh_hat, ds, dmapped = INCORPORATE(dh, s, MATH)
+                if MAPPED:
+                    put(dincorporated + row_t + unit, dmapped, here, MATH)
                     if RESIDENT:
-                        dh_hat = product(wc, dh, TYPE)
-                        ds = product(ws, dh, TYPE)
+                        dh_hat += product(wc, dmapped, TYPE)
+                        ds += product(ws, dmapped, TYPE)
                     else:
                         tl.debug_barrier()
                         into = dincorporated + row_t
-                        dh_hat = streamed(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, into, DTYPE)
-                        ds = streamed(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, into, DTYPE)
+                        dh_hat += streamed(w_all + W_INCORPORATE, n, 2 * n, 1, unit, n, into, DTYPE)
+                        ds += streamed(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, into, DTYPE)
                 if HAS_DSUMMARY:
                     ds += tl.load(dsummary + row_t + unit, mask=here, other=0)
                 dmicrostates = gather(dstore, rows, unit, n, ".cg", MATH)
-                if not AFFINE:
+                if not NUMBERS:
                     own_keys = gather(keys, key_rows, unit, d, "", MATH)
                     dkeys_before = gather(dkeys, key_rows, unit, d, ".cg", MATH)
                 else:
@@ -213,7 +200,7 @@ def backward_kernel(
                 if not RESIDENT:
                     tl.debug_barrier()  # threads that hold the same number have all read it before one changes it
                 norm = 1.0
-                if WEIGHTING == "relu_norm":
+                if SAVES_NORM:
                     norm = tl.load(norms + norms_t)
                 dshares = ()
                 is_last = ()
@@ -227,7 +214,7 @@ def backward_kernel(
                     for g in tl.static_range(GROUPS):
                         place = g * 8 + eight
                         dshares = dshares + (inside[g] + get(dweights + list_t + place, place < K, "", MATH),)
-                dscores = weigh_backward(dshares, shares, norm, is_last, WEIGHTING)
+                dscores = WEIGH(dshares, shares, norm, is_last)
                 dq_sums = tl.zeros((NB, 16, 8), DTYPE)
                 dq_number = tl.zeros((NB, 1, 8), DTYPE)
                 for g in tl.static_range(GROUPS):
@@ -236,35 +223,29 @@ def backward_kernel(
                     pointer = dstore + rows[g].to(tl.int64) * n + unit[:, :, None]
                     dmicrostate = dmicrostates[g] + shares[g] * ds[:, :, None]
                     put(pointer, dmicrostate, here[:, :, None] & is_there, MATH)
-                    if AFFINE:
+                    if NUMBERS:
                         put(dkeys + key_rows[g], dkeys_before[g] + dscore, is_first & is_there, MATH)
                         dq_number += dscore
                     else:
                         key = own_keys[g].to(DTYPE)
-                        if SCORER == "mlp":
-                            bounded = tanh(key + q[:, :, None], MATH)
-                            dkey = dscore * v_vector[:, :, None] * (1 - bounded * bounded)
-                            dq_sums += dkey
-                            dv_sums += dscore * bounded
-                        else:
-                            dkey = dscore * q[:, :, None]
-                            dq_sums += dscore * key
+                        dkey, dq_term, dv_term = SCORE(dscore, key, q[:, :, None], v_vector[:, :, None], MATH)
+                        dq_sums += dq_term
+                        if HAS_V:
+                            dv_sums += dv_term
                         pointer = dkeys + key_rows[g].to(tl.int64) * d + unit[:, :, None]
                         put(pointer, dkeys_before[g] + dkey, there[:, :, None] & is_there, MATH)
-                if AFFINE:
+                if NUMBERS:
                     total = tl.sum(dq_number, 2)
                     put(
                         dquery + norms_t + 0 * eight, dq_number * 0.0 + total[:, :, None], is_first & (eight == 0), MATH
                     )
-                    if SCORER == "affine":
+                    if SLOPE is None:
                         dh_hat += total * wq_vector
                     else:
-                        bounded = tanh(tl.load(h_hat + row_t + unit, mask=here, other=0), SCORE_MATH)
-                        dh_hat += total * wq_vector * (1 - bounded * bounded)
+                        provisional = tl.load(h_hat + row_t + unit, mask=here, other=0)
+                        dh_hat += total * wq_vector * SLOPE(provisional, SCORE_MATH)
                 else:
-                    dq = tl.sum(dq_sums, 2)
-                    if SCORER == "dot":
-                        dq *= d**-0.5
+                    dq = QUERY(tl.sum(dq_sums, 2), SCALE)
                     put(dquery + query_t + unit, dq, there, MATH)
                     if RESIDENT:
                         dh_hat += product(wq, dq, TYPE)
@@ -275,52 +256,28 @@ def backward_kernel(
         arriving = tl.load(dstore + store_t + unit, mask=unit < tl.where(t > 0, n, 0), other=0, cache_modifier=".cg")
 
         # Cell.
-        if CELL == "lstm":
+        if HAS_C:
             if HAS_DCELLS:
                 dc_now += tl.load(dcells + row_t + unit, mask=here, other=0)
-            bounded = tanh(c_after, MATH)
-            dc_now += dh_hat * g3 * (1 - bounded * bounded)
-            d0 = dc_now * g2 * g0 * (1 - g0)
-            d1 = dc_now * c_before * g1 * (1 - g1)
-            d2 = dc_now * g0 * (1 - g2 * g2)
-            d3 = dh_hat * bounded * g3 * (1 - g3)
-            dc_now *= g1
-            c_after = c_before
-            put(dgates + gates_t + unit, d0, here, MATH)
-            put(dgates + gates_t + n + unit, d1, here, MATH)
-            put(dgates + gates_t + 2 * n + unit, d2, here, MATH)
-            put(dgates + gates_t + 3 * n + unit, d3, here, MATH)
-        elif CELL == "gru":
-            dfresh = dh_hat * (1 - g1) * (1 - g2 * g2)
-            d0 = dfresh * h_fresh * g0 * (1 - g0)
-            d1 = dh_hat * (h_before - g2) * g1 * (1 - g1)
-            d2 = dfresh * g0
-            d3 = zero
-            put(dgates + gates_t + unit, d0, here, MATH)
-            put(dgates + gates_t + n + unit, d1, here, MATH)
-            put(dgates + gates_t + 2 * n + unit, dfresh, here, MATH)
-            put(dhidden + gates_t + unit, d0, here, MATH)
-            put(dhidden + gates_t + n + unit, d1, here, MATH)
-            put(dhidden + gates_t + 2 * n + unit, d2, here, MATH)
-        else:
-            if CELL == "rnn_tanh":
-                d0 = dh_hat * (1 - g0 * g0)
-            else:
-                d0 = tl.where(g0 > 0, dh_hat, 0.0)
-            put(dgates + gates_t + unit, d0, here, MATH)
+        of_x, of_h, of_state, dc_now = CELL(dh_hat, dc_now, activated, h_before, c_before, c_after, last_gate, MATH)
+        c_after = c_before
+        for g in tl.static_range(GATES):
+            put(dgates + gates_t + g * n + unit, of_x[g], here, MATH)
+            if SPLITS:
+                put(dhidden + gates_t + g * n + unit, of_h[g], here, MATH)
 
         # The chain.
         chain = zero
-        if (k_trunc > 0) & (seen + t > 0) & ((seen + t) % tl.maximum(k_trunc, 1) == 0):
+        if (k_trunc > 0) & cuts(seen + t, tl.maximum(k_trunc, 1)):
             dc_now = zero
         else:
-            if CELL == "gru":
-                chain = dh_hat * g1
+            if SPLITS:
+                chain = of_state
             if RESIDENT:
                 if GATES == 1:
-                    chain += product(w0, d0, TYPE)
+                    chain += product(w[0], of_h[0], TYPE)
                 else:
-                    chain += product_of_gates(w0, w1, w2, w3, d0, d1, d2, d3, TYPE)
+                    chain += product_of_gates(w, of_h, zero, TYPE)
             else:
                 tl.debug_barrier()
                 for gate in tl.static_range(GATES):
@@ -336,7 +293,7 @@ def backward_kernel(
 
     into = dstore + first_slots * stride + row * n + unit
     tl.store(into, tl.load(into, mask=here, other=0) + chain, mask=here)
-    if CELL == "lstm":
+    if HAS_C:
         tl.store(dc + row * n + unit, dc_now, mask=here)
-    if (K > 0) and (SCORER == "mlp"):
+    if (K > 0) and HAS_V:
         tl.store(dv + row * d + unit, tl.sum(dv_sums, 2), mask=there)

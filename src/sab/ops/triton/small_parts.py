@@ -9,7 +9,8 @@ where products have their columns, eight of them at a time; lists that all warps
 import triton
 import triton.language as tl
 
-from sab.ops.triton.parts import get
+from sab.ops.triton.access import get
+from sab.ops.triton.functions import kept_row
 
 # Products of a weight with a vector
 
@@ -51,15 +52,23 @@ def product(weight, x, TYPE: tl.constexpr):
 
 
 @triton.jit
-def product_of_gates(w0, w1, w2, w3, x0, x1, x2, x3, TYPE: tl.constexpr):
-    """The sum of four products, whose vectors share one right operand: gate g's are columns g and g + 4."""
-    P: tl.constexpr = w0.shape[2]
-    x, scale = into_range(tl.join(tl.join(x0, x2), tl.join(x1, x3)).reshape(P * 4), TYPE)
+def product_of_gates(weights, vectors, zero, TYPE: tl.constexpr):
+    """The sum of two to four products, whose vectors share one right operand: gate g's are columns g and g + 4."""
+    LAST: tl.constexpr = len(weights) - 1
+    P: tl.constexpr = weights[0].shape[2]
+    third = zero
+    fourth = zero
+    if LAST >= 2:
+        third = vectors[2]
+    if LAST >= 3:
+        fourth = vectors[3]
+    x, scale = into_range(tl.join(tl.join(vectors[0], third), tl.join(vectors[1], fourth)).reshape(P * 4), TYPE)
     right = tl.broadcast_to(x.reshape(P, 1, 4), (P, 2, 4)).reshape(1, P, 8)
-    right = tl.broadcast_to(right, (w0.shape[0], P, 8))
+    right = tl.broadcast_to(right, (weights[0].shape[0], P, 8))
     gate = (tl.arange(0, 8) % 4)[None, None, :]
-    sums = tl.where(gate == 0, tl.dot(w0, right), tl.where(gate == 1, tl.dot(w1, right), tl.dot(w2, right)))
-    sums = tl.where(gate == 3, tl.dot(w3, right), sums)
+    sums = tl.dot(weights[LAST], right)  # what has no gate is multiplied with 0
+    for g in tl.static_range(LAST):
+        sums = tl.where(gate == g, tl.dot(weights[g], right), sums)
     return tl.sum(sums, 2) * (scale * 0.5)
 
 
@@ -86,9 +95,9 @@ def inner(x, y):
 
 
 @triton.jit
-def rows_of(slots, first_slots, first_kept, k_att, batch, row):
+def rows_of(slots, first_slots, seen, k_att, batch, row):
     """The rows of `store`, its first two dimensions taken as one, with the microstates of slots; -1 where slot is."""
-    at = tl.where(slots < first_slots, slots, first_slots + 1 + first_kept + (slots - first_slots) * k_att)
+    at = tl.where(slots < first_slots, slots, kept_row(slots, seen, first_slots, k_att))
     return tl.where(slots >= 0, at * batch + row.to(tl.int32), -1)
 
 

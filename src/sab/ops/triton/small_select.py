@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.parts import from_sortable, sortable, tanh_of_scores
+from sab.ops.triton.functions import from_sortable, sortable
 
 
 @triton.jit
@@ -17,12 +17,10 @@ def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def score_keys(key, query, v, SCORER: tl.constexpr, MATH: tl.constexpr):
-    key = key.to(query.dtype)
-    if SCORER == "mlp":
-        return tl.sum(v[None, :] * tanh_of_scores(key + query[None, :], MATH), 1)
-    else:
-        return tl.sum(key * query[None, :], 1)
+def score_keys(key, query, v, TERMS: tl.constexpr, MATH: tl.constexpr):
+    """The scores of keys [32, P]. Half precision will do for tanh where MATH is "approximate": there are very many."""
+    TERM_MATH: tl.constexpr = "halves" if MATH == "approximate" else MATH
+    return tl.sum(TERMS(key.to(query.dtype), query[None, :], v[None, :], TERM_MATH), 1)
 
 
 @triton.jit
@@ -84,7 +82,7 @@ def without(first, c0, c1, c2, c3, c4, c5, c6, c7):
 @triton.jit
 def select(
     keys, ahead, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr,
+    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
     """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
 
@@ -116,7 +114,7 @@ def select(
                 c1 = carried_line(numbered, 1, CARRIED)
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
-            score = score_keys(ahead, query, v, SCORER, MATH)
+            score = score_keys(ahead, query, v, TERMS, MATH)
             ahead = load_keys(keys, first + 32, used, d, P)
             line = (first - start) // 32 + CARRIED
             lane = tl.arange(0, 32)
@@ -146,7 +144,7 @@ def select(
 @triton.jit
 def select_exactly(
     keys, used, query, v, place,
-    K: tl.constexpr, d: tl.constexpr, SCORER: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """As `select`, by two comparisons instead of packed numbers: the score first, the slot among equals then."""
     NB: tl.constexpr = place.shape[0]
@@ -166,7 +164,7 @@ def select_exactly(
             numbers = tl.where(line == part, carried_line(slots, part, CARRIED)[None], numbers)
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
-            score = score_keys(load_keys(keys, first, used, d, P), query, v, SCORER, MATH)
+            score = score_keys(load_keys(keys, first, used, d, P), query, v, TERMS, MATH)
             number = tl.where(first + tl.arange(0, 32) < end, sortable(score), LOWEST)
             candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
         for i in range(tl.minimum(K, end)):

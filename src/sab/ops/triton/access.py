@@ -1,0 +1,62 @@
+# type: ignore
+"""Loads and stores without a change of layout."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def put(pointer, value, mask, MATH: tl.constexpr):
+    """Store without a change of layout.
+
+    `tl.store` first spreads a small vector evenly over the threads, which takes two barriers; here each thread stores
+    what it holds, several of them perhaps the same number.
+    """
+    if (MATH == "plain") or (pointer.dtype.element_ty.primitive_bitwidth == 64):
+        tl.store(pointer, value, mask=mask)
+    else:
+        value = value.to(pointer.dtype.element_ty)
+        if value.dtype.primitive_bitwidth == 16:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b16 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,h,r",
+                [pointer.to(tl.int64), value.to(tl.int16, bitcast=True), mask.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        else:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,r,r",
+                [pointer.to(tl.int64), value.to(tl.int32, bitcast=True), mask.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
+    """Load without a change of layout, as `put` stores; CACHE "" or ".cg", past the first cache."""
+    TYPE: tl.constexpr = pointer.dtype.element_ty
+    if (MATH == "plain") or (TYPE.primitive_bitwidth == 64):
+        return tl.load(pointer, mask=mask, other=0, cache_modifier=CACHE)
+    elif TYPE.primitive_bitwidth == 16:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global" + CACHE + ".b16 $0, [$1]; }",
+            "=&h,l,r",
+            [pointer.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int16,
+            is_pure=False,
+            pack=1,
+        ).to(TYPE, bitcast=True)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global" + CACHE + ".b32 $0, [$1]; }",
+            "=&r,l,r",
+            [pointer.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        ).to(TYPE, bitcast=True)
