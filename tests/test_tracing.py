@@ -17,8 +17,8 @@ import sab
 from sab.errors import UserError
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.ops import dispatch
-from sab.parts.scorers import ScorerWeights
 from sab.parts.registry import SCORERS
+from sab.parts.scorers import ScorerWeights
 from tests.ops.cases import (
     BACKENDS,
     CELLS,

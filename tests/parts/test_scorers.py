@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sab.parts.scorers import ScorerWeights
-
 from sab.parts.registry import SCORERS
+from sab.parts.scorers import ScorerWeights
 from tests.ops.cases import assert_close, gradients, randn
 
 N, D, BATCH, SLOTS = 4, 3, 2, 5
