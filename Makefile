@@ -2,16 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+CONSTRAINTS ?= constraints.txt
 
 .PHONY: setup demo test lint format bench performance results fuzz test-faults docs pictures clean
 
 setup: $(READY)
 
 # torch comes first, pinned exactly, as the package index has it for this machine: with CUDA where it offers that.
-$(READY): pyproject.toml constraints.txt
+# `make setup CONSTRAINTS=other.txt` installs other versions.
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' $(CONSTRAINTS))
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 demo: $(READY)

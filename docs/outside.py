@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"benchmarks/README.md": "benchmarks.md", "CHANGELOG.md": "changes.md"}
+PAGES = {"benchmarks/README.md": "benchmarks.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages by where they are in the site."""
 EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
 PLACES = PAGES | {path: path.removesuffix(".py") + ".md" for path in EXAMPLES}
@@ -28,8 +28,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     for path, place in PLACES.items():
         markdown = re.sub(rf"\]\((\.\./)?{re.escape(path)}", f"]({place}", markdown)
-    markdown = markdown.replace("](../docs/", "](")
-    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
+    markdown = re.sub(r"\]\((\.\./)?docs/", "](", markdown)
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./[^)]*|[A-Z]+\.\w+)\)", r"\1", markdown)
 
 
 def _content(path: str) -> str:
