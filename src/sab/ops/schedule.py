@@ -1,6 +1,7 @@
 """Which steps keep their state and cut the chain, and where microstates lie: the schedule, written once for Python.
 
-Plain arithmetic without branches, calls or annotations, so that the same functions serve whole numbers, tensors and Triton kernels.
+Plain arithmetic without branches, calls or annotations, so that the same functions serve whole numbers, tensors and
+Triton kernels.
 `seen` is how many steps a row has seen before the step in question. `ops/cpu/schedule.h` has the same in C++.
 """
 

@@ -47,6 +47,8 @@ class Cell(NamedTuple):
     cell may use h itself."""
     triton: CellFunctions | None = None
     """None: the Triton backend refuses the cell."""
+    cpp: str | None = None
+    """Name of its struct in `ops/cpu/cells.h`; None: the CPU backend refuses the cell."""
 
 
 # LSTM
@@ -145,7 +147,7 @@ def rnn_relu_backward(dh_hat, dc, gates, h, c, c_new, last, MATH):
     return dgates, dgates, 0.0 * dh_hat, dc
 
 
-LSTM = Cell(4, True, lstm, triton=CellFunctions(lstm_forward, lstm_backward))
-GRU = Cell(3, False, gru, splits_gates=True, triton=CellFunctions(gru_forward, gru_backward))
-TANH = Cell(1, False, rnn_tanh, triton=CellFunctions(rnn_tanh_forward, rnn_tanh_backward))
-RELU = Cell(1, False, rnn_relu, triton=CellFunctions(rnn_relu_forward, rnn_relu_backward))
+LSTM = Cell(4, True, lstm, triton=CellFunctions(lstm_forward, lstm_backward), cpp="lstm")
+GRU = Cell(3, False, gru, splits_gates=True, triton=CellFunctions(gru_forward, gru_backward), cpp="gru")
+TANH = Cell(1, False, rnn_tanh, triton=CellFunctions(rnn_tanh_forward, rnn_tanh_backward), cpp="rnn_tanh")
+RELU = Cell(1, False, rnn_relu, triton=CellFunctions(rnn_relu_forward, rnn_relu_backward), cpp="rnn_relu")

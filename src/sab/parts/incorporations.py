@@ -34,10 +34,17 @@ class Incorporation(NamedTuple):
 
     apply: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
     """(provisional hidden state, summary, weight, bias) -> hidden state."""
-    has_weights: bool
-    """Whether it has a weight [n, 2n] and a bias [n]."""
+    start: Callable[[Tensor, Tensor], None] | None = None
+    """Fills its weight [n, 2n] and its bias [n] as they start; None: it has no weights."""
     triton: IncorporationFunctions | None = None
     """None: the Triton backend refuses the incorporation."""
+    cpp: str | None = None
+    """Name of its struct in `ops/cpu/incorporations.h`; None: the CPU backend refuses the incorporation."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it has a weight [n, 2n] and a bias [n]."""
+        return self.start is not None
 
 
 def add(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -74,6 +81,13 @@ def concat(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | Non
     return F.linear(torch.cat([h, summary], dim=-1), weight, bias)
 
 
+def concat_start(weight: Tensor, bias: Tensor) -> None:
+    """As `add`: the sum of hidden state and summary."""
+    identity = torch.eye(len(weight), device=weight.device, dtype=weight.dtype)
+    weight.copy_(torch.cat([identity, identity], dim=1))
+    bias.zero_()
+
+
 @pointwise
 def concat_forward(h_hat, summary, mapped, MATH):
     return mapped
@@ -84,8 +98,12 @@ def concat_backward(dh, summary, MATH):
     return 0.0 * dh, 0.0 * dh, dh
 
 
-ADD = Incorporation(add, False, IncorporationFunctions(add_forward, add_backward))
-CONCAT = Incorporation(concat, True, IncorporationFunctions(concat_forward, concat_backward))
+ADD = Incorporation(add, triton=IncorporationFunctions(add_forward, add_backward), cpp="add")
+CONCAT = Incorporation(
+    concat, concat_start, triton=IncorporationFunctions(concat_forward, concat_backward), cpp="concat"
+)
 ADD_BOUNDED = Incorporation(
-    add_bounded, False, IncorporationFunctions(add_bounded_forward, add_bounded_backward, reads_summary=True)
+    add_bounded,
+    triton=IncorporationFunctions(add_bounded_forward, add_bounded_backward, reads_summary=True),
+    cpp="add_bounded",
 )

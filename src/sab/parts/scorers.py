@@ -70,6 +70,8 @@ class Scorer(NamedTuple):
     """What of a state the weights are multiplied with: the state itself, or a bounded form of it."""
     triton: NumberFunctions | VectorFunctions | None = None
     """None: the Triton backend refuses the scorer."""
+    cpp: str | None = None
+    """Name of its struct in `ops/cpu/scorers.h`; None: the CPU backend refuses the scorer."""
 
 
 # Affine: keys are numbers
@@ -180,7 +182,7 @@ def dot_backward(dscore, key, query, v, MATH):
     return dscore * query, dscore * key, 0.0 * dscore
 
 
-AFFINE = Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True, triton=NumberFunctions())
+AFFINE = Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True, triton=NumberFunctions(), cpp="affine")
 AFFINE_TANH = Scorer(
     _affine_shapes,
     lambda w, microstate, number: _affine_key(w, torch.tanh(microstate), number),
@@ -188,16 +190,19 @@ AFFINE_TANH = Scorer(
     query_cancels=True,
     mark=torch.tanh,
     triton=NumberFunctions(bounded_mark, bounded_slope),
+    cpp="affine_tanh",
 )
 MLP = Scorer(
     _mlp_shapes,
     _linear_key,
     _mlp_score,
     triton=VectorFunctions(mlp_query, mlp_query_backward, mlp_terms, mlp_backward),
+    cpp="mlp",
 )
 DOT = Scorer(
     _dot_shapes,
     _linear_key,
     _dot_score,
     triton=VectorFunctions(dot_query, dot_query_backward, dot_terms, dot_backward, is_product=True),
+    cpp="dot",
 )

@@ -18,14 +18,14 @@ from sab.parts.pointwise import from_sortable, pointwise, sortable, tl
 
 
 class WeightingFunctions(NamedTuple):
-    """A weighting in Triton."""
+    """A weighting in Triton, over the last dimension of tensors with any number of dimensions."""
 
     forward: Callable[..., Any]
-    """(scores [R, K], valid [R, K]) -> (weights [R, K], the norm [R] that they were divided by)."""
+    """(scores [..., K], valid [..., K]) -> (weights [..., K], the norm [..., 1] that they were divided by)."""
     backward: Callable[..., Any]
     """(gradients of the weights, weights, norm, is_last) -> gradients of the scores.
 
-    All but the norm are tuples of tensors [R, 1, C], C of the selected in each; `is_last` marks the lowest score, the
+    All but the norm are tuples of tensors [..., C], C of the selected in each; `is_last` marks the lowest score, the
     threshold of `relu`.
     """
 
@@ -39,10 +39,12 @@ class Weighting(NamedTuple):
     """Whether it can run over the whole macrostate (forward='dense')."""
     saves_norm: bool = False
     """Whether the backward needs the sum that weights were divided by."""
-    sees_level: bool = False
-    """Whether a number added to all scores changes the weights."""
+    sees_level: bool = True
+    """Whether a number added to all scores changes the weights. Where it does not, affine scorers need no query."""
     triton: WeightingFunctions | None = None
     """None: the Triton backend refuses the weighting."""
+    cpp: str | None = None
+    """Name of its struct in `ops/cpu/weightings.h`; None: the CPU backend refuses the weighting."""
 
 
 def relu(scores: Tensor, valid: Tensor) -> Tensor:
@@ -56,19 +58,37 @@ def relu_norm(scores: Tensor, valid: Tensor) -> Tensor:
 
 
 @pointwise
-def sum_of_all(values):
-    """The sum over the last dimension of all tensors of a tuple, kept as a dimension."""
-    total = values[0]
+def highest(x):
+    """The largest number along the last dimension, which is kept."""
+    return from_sortable(tl.max(sortable(x), len(x.shape) - 1, keep_dims=True))
+
+
+@pointwise
+def lowest(x):
+    """The smallest number along the last dimension, which is kept."""
+    return from_sortable(tl.min(sortable(x), len(x.shape) - 1, keep_dims=True))
+
+
+@pointwise
+def total(x):
+    """The sum over the last dimension, which is kept."""
+    return tl.sum(x, len(x.shape) - 1, keep_dims=True)
+
+
+@pointwise
+def total_of_all(values):
+    """The sum over the last dimension of all tensors of a tuple."""
+    added = values[0]
     for g in tl.static_range(1, len(values)):
-        total += values[g]
-    return tl.sum(total, 2)[:, :, None]
+        added += values[g]
+    return total(added)
 
 
 @pointwise
 def relu_forward(scores, valid):
-    threshold = from_sortable(tl.min(sortable(tl.where(valid, scores, float("inf"))), 1))
-    weights = tl.where(valid, tl.maximum(scores - threshold[:, None], 0.0), 0.0)
-    return weights, tl.sum(weights, 1) + 1e-7
+    threshold = lowest(tl.where(valid, scores, float("inf")))
+    weights = tl.where(valid, tl.maximum(scores - threshold, 0.0), 0.0)
+    return weights, total(weights) + 1e-7
 
 
 @pointwise
@@ -76,7 +96,7 @@ def relu_backward(dweights, weights, norm, is_last):
     above = ()
     for g in tl.static_range(len(weights)):
         above = above + (tl.where(weights[g] > 0, dweights[g], 0.0),)
-    inner = sum_of_all(above)
+    inner = total_of_all(above)
     dscores = ()
     for g in tl.static_range(len(weights)):
         dscores = dscores + (tl.where(is_last[g], above[g] - inner, above[g]),)
@@ -86,16 +106,16 @@ def relu_backward(dweights, weights, norm, is_last):
 @pointwise
 def relu_norm_forward(scores, valid):
     weights, norm = relu_forward(scores, valid)
-    return weights / norm[:, None], norm
+    return weights / norm, norm
 
 
 @pointwise
 def inner_product(dweights, weights):
-    """The sum over all of weight times gradient, kept as a dimension."""
+    """The sum of weight times gradient over all of the selected."""
     parts = ()
     for g in tl.static_range(len(weights)):
         parts = parts + (weights[g] * dweights[g],)
-    return sum_of_all(parts)
+    return total_of_all(parts)
 
 
 @pointwise
@@ -124,20 +144,19 @@ def softmax_sink(scores: Tensor, valid: Tensor) -> Tensor:
 
 @pointwise
 def softmax_forward(scores, valid):
-    shift = from_sortable(tl.max(sortable(tl.where(valid, scores, float("-inf"))), 1))
+    shift = highest(tl.where(valid, scores, float("-inf")))
     shift = tl.where(shift == float("-inf"), 0.0, shift)
-    weights = tl.where(valid, tl.exp(scores - shift[:, None]), 0.0)
-    norm = tl.sum(weights, 1)
-    return weights / tl.where(norm == 0.0, 1.0, norm)[:, None], norm
+    weights = tl.where(valid, tl.exp(scores - shift), 0.0)
+    norm = total(weights)
+    return weights / tl.where(norm == 0.0, 1.0, norm), norm
 
 
 @pointwise
 def softmax_sink_forward(scores, valid):
-    shift = from_sortable(tl.max(sortable(tl.where(valid, scores, float("-inf"))), 1))
-    shift = tl.maximum(shift, 0.0)
-    weights = tl.where(valid, tl.exp(scores - shift[:, None]), 0.0)
-    norm = tl.sum(weights, 1) + tl.exp(-shift)
-    return weights / norm[:, None], norm
+    shift = tl.maximum(highest(tl.where(valid, scores, float("-inf"))), 0.0)
+    weights = tl.where(valid, tl.exp(scores - shift), 0.0)
+    norm = total(weights) + tl.exp(-shift)
+    return weights / norm, norm
 
 
 @pointwise
@@ -149,11 +168,18 @@ def softmax_backward(dweights, weights, norm, is_last):
     return dscores
 
 
-RELU = Weighting(relu, False, triton=WeightingFunctions(relu_forward, relu_backward))
+RELU = Weighting(relu, False, sees_level=False, triton=WeightingFunctions(relu_forward, relu_backward), cpp="relu")
 RELU_NORM = Weighting(
-    relu_norm, False, saves_norm=True, triton=WeightingFunctions(relu_norm_forward, relu_norm_backward)
+    relu_norm,
+    False,
+    saves_norm=True,
+    sees_level=False,
+    triton=WeightingFunctions(relu_norm_forward, relu_norm_backward),
+    cpp="relu_norm",
 )
-SOFTMAX = Weighting(softmax, True, triton=WeightingFunctions(softmax_forward, softmax_backward))
+SOFTMAX = Weighting(
+    softmax, True, sees_level=False, triton=WeightingFunctions(softmax_forward, softmax_backward), cpp="softmax"
+)
 SOFTMAX_SINK = Weighting(
-    softmax_sink, True, sees_level=True, triton=WeightingFunctions(softmax_sink_forward, softmax_backward)
+    softmax_sink, True, triton=WeightingFunctions(softmax_sink_forward, softmax_backward), cpp="softmax_sink"
 )

@@ -250,8 +250,8 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         if SAVES_NORM:
             norm = tl.load(norms + at_row)
         is_last = place == tl.minimum(K_TOP, used) - 1
-        (dscores,) = WEIGH((da[None, None, :],), (weight[None, None, :],), norm, (is_last[None, None, :],))
-        da = tl.where(valid, tl.reshape(dscores, (PLACES,)), 0.0)
+        (dscores,) = WEIGH((da,), (weight,), norm, (is_last,))
+        da = tl.where(valid, dscores, 0.0)
         if NUMBERS:
             total = tl.sum(da)
             if part == 0:

@@ -202,8 +202,7 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
                 score, slot = merge(score, slot, found, first + candidate, PLACES)
         k = tl.minimum(K_TOP, used)
-        weight, norm = WEIGH(score[None, :], (place < k)[None, :])
-        weight = tl.reshape(weight, (PLACES,))
+        weight, norm = WEIGH(score, place < k)
         valid = also(place < k, alive)
         weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, 0)
         if part == 0:

@@ -183,7 +183,7 @@ def forward_kernel(
             put(selected + list_t + place, chosen, is_first, MATH)
             put(weights + list_t + place, shares, is_first, MATH)
             if SAVES_NORM:
-                put(norms_t + 0 * place, norm[:, None] + 0.0 * shares, is_first & (place == 0), MATH)
+                put(norms_t + 0 * place, norm + 0.0 * shares, is_first & (place == 0), MATH)
             rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
             own_rows = ()
             own_shares = ()

@@ -1,0 +1,138 @@
+"""Every registered part on every backend: equal to the reference, outputs and all gradients, or refused in a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sab
+from sab.errors import UserValueError
+from sab.ops import dispatch
+from sab.parts import registry
+from sab.parts.cells import Cell
+from sab.parts.incorporations import Incorporation
+from sab.parts.scorers import Scorer, ScorerWeights
+from sab.parts.weightings import Weighting
+from tests.ops.cases import assert_close, gradients, make_layer, randn, randomize
+
+BACKENDS = [name for name in dispatch.BACKENDS if name != "reference"]
+OPTIONS = {"scorer": "scorer", "weighting": "weighting", "incorporation": "incorporate"}
+"""The layers' option for each kind of part but the cell."""
+PARTS = [(kind, name) for kind, parts in registry.PARTS.items() for name in parts]
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # of the interpreter
+
+
+def layer_with(kind: str, name: str, **options: Any) -> Any:
+    """A small layer with one part chosen and the other parts as by default."""
+    if kind != "cell":
+        options[OPTIONS[kind]] = name
+    layer = make_layer(name if kind == "cell" else "lstm", 3, 5, k_top=2, k_att=2, k_trunc=3, **options)
+    return randomize(layer)
+
+
+def results(layer: Any, x: Tensor) -> list[Tensor]:
+    """What a layer gives for a sequence with two lengths, and the gradients of everything."""
+    x = x.clone().requires_grad_()
+    output, state, attention = layer(x, lengths=torch.tensor([7, 4]), return_attention=True)
+    outputs = [output, state.h, *([] if state.c is None else [state.c]), attention.weights, attention.summary]
+    return [*outputs, *gradients(outputs, [x, *layer.parameters()])]
+
+
+@pytest.mark.parametrize("forward", ["sparse", "dense"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_a_backend_equals_the_reference_or_refuses(kind: str, name: str, backend: str, forward: str) -> None:
+    if forward == "dense" and kind == "weighting" and not registry.WEIGHTINGS[name].normalises_all:
+        pytest.skip("this weighting has no dense forward")
+    x = randn(7, 2, 3)
+    try:
+        got = results(layer_with(kind, name, backend=backend, forward=forward), x)
+    except UserValueError as error:
+        assert f"{backend!r} does not: " in str(error)
+        assert forward == "dense", f"{backend} has every part of this library in the sparse forward"
+        return
+    for index, expected in enumerate(results(layer_with(kind, name, backend="reference", forward=forward), x)):
+        assert_close(got[index], expected, f"{kind} {name}, tensor {index}", tolerance=1e-9)
+
+
+# Parts that a user registers
+
+
+def sine(x_gates: Tensor, h_gates: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return torch.sin(x_gates + h_gates), None
+
+
+def distance(weights: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
+    assert weights.w_query is not None
+    return -(keys - (h @ weights.w_query.t()).unsqueeze(1)).square().mean(-1)
+
+
+def key(weights: ScorerWeights, microstate: Tensor, number: Tensor) -> Tensor:
+    assert weights.w_memory is not None
+    return microstate @ weights.w_memory.t()
+
+
+def halves(scores: Tensor, valid: Tensor) -> Tensor:
+    return torch.sigmoid(scores).masked_fill(~valid, 0.0) / 2
+
+
+def average(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return (h + summary) / 2
+
+
+USERS: dict[str, tuple[str, Any]] = {
+    "cell": ("rnn_sine", Cell(1, False, sine)),
+    "scorer": ("distance", Scorer(lambda n, d, _: {"w_memory": (d, n), "w_query": (d, n)}, key, distance)),
+    "weighting": ("halves", Weighting(halves, normalises_all=True)),
+    "incorporation": ("average", Incorporation(average)),
+}
+
+
+@pytest.fixture(params=list(USERS))
+def users(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The kind and the name of a part that has been registered with its reference alone."""
+    name, part = USERS[request.param]
+    monkeypatch.setitem(registry.PARTS[request.param], name, part)  # type: ignore[arg-type]
+    yield request.param, name
+
+
+def test_a_users_part_works_on_the_reference(users: tuple[str, str]) -> None:
+    layer, x = layer_with(*users, backend="reference"), randn(7, 2, 3)
+    assert layer.backend_for(x) == "reference"
+    assert all(torch.isfinite(tensor).all() for tensor in results(layer, x))
+    x = randn(4, 2, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: layer(x)[0], x)
+
+
+def test_a_users_part_computes_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.CELLS, *USERS["cell"])
+    layer = layer_with("cell", "rnn_sine", backend="auto", bias=False)
+    with torch.no_grad():
+        layer.weight_hh_l0.zero_()
+        layer.weight_ih_l0.fill_(1.0)
+    x = torch.full((1, 1, 3), 0.7, dtype=torch.float64)
+    assert layer(x)[0].flatten().tolist() == pytest.approx([math.sin(2.1)] * 5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_users_part_is_refused_elsewhere(users: tuple[str, str], backend: str) -> None:
+    kind, name = users
+    with pytest.raises(UserValueError, match=f"{backend!r} does not: it does not have the {kind} {name!r}"):
+        layer_with(kind, name, backend=backend)(randn(7, 2, 3))
+
+
+def test_auto_passes_over_what_lacks_a_users_part(users: tuple[str, str]) -> None:
+    layer, x = layer_with(*users, backend="auto"), randn(7, 2, 3)
+    assert layer.backend_for(x) == "reference"
+    for got, expected in zip(results(layer, x), results(layer_with(*users, backend="reference"), x), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_part_of_no_registry_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="incorporate must be one of add, concat, add_bounded; got 'average'"):
+        sab.SABConfig(incorporate="average")
