@@ -19,12 +19,17 @@ from pathlib import Path
 
 import torch
 
+from sab.ops.cpu.arguments import Arguments
+
 logger = logging.getLogger("sab")
 
-SOURCE = Path(__file__).with_name("loop.cpp")
+FOLDER = Path(__file__).parent
+"""Where the source is: loop.cpp and the headers that it includes."""
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
+KINDS = ("cell", "scorer", "weighting", "incorporation")
+"""The kinds of parts."""
 THREADING = ("-fopenmp", "-fopenmp-simd")
 """With threads, or where the compiler has no OpenMP library without them."""
 
@@ -33,7 +38,30 @@ class LibraryUnavailable(RuntimeError):
     """Why there is no compiled library on this machine, in a sentence."""
 
 
-def library() -> ctypes.CDLL:
+class Library:
+    """The compiled functions and the names of the parts that they have."""
+
+    def __init__(self, path: Path):
+        self.functions = ctypes.CDLL(str(path))
+        self.functions.sab_arguments_size.restype = ctypes.c_int64
+        size, expected = self.functions.sab_arguments_size(), ctypes.sizeof(Arguments)
+        if size != expected:
+            raise LibraryUnavailable(
+                f"the compiled loops take arguments of {size} bytes, not {expected}: loop.cpp and arguments.py differ"
+            )
+        self.functions.sab_parts.restype = ctypes.c_char_p
+        self.parts: dict[str, list[str]] = {}
+        """The names of each kind, in the order of the indices that the compiled loops take."""
+        for kind in KINDS:
+            self.parts[kind] = self.functions.sab_parts(kind.encode()).decode().split()
+
+    def index(self, kind: str, name: str) -> int:
+        """The index of a part, or -1 where the library does not have it."""
+        names = self.parts[kind]
+        return names.index(name) if name in names else -1
+
+
+def library() -> Library:
     """The compiled library; builds it at the first call on a machine."""
     found = _find()
     if isinstance(found, str):
@@ -48,13 +76,23 @@ def unavailable() -> str | None:
     return found if isinstance(found, str) else None
 
 
+@torch.compiler.assume_constant_result
+def lacks(**parts: str) -> str | None:
+    """Which of these parts, named by kind, the library does not have, as a sentence; None where it has all."""
+    found = library()
+    for kind, name in parts.items():
+        if found.index(kind, name) < 0:
+            return f"it does not have the {kind} {name!r}"
+    return None
+
+
 def compiler() -> str | None:
     """The C++ compiler of this machine, or None where there is none."""
     return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
 @functools.cache
-def _find() -> ctypes.CDLL | str:
+def _find() -> Library | str:
     """The library, or why there is none: tried once in a process, since a failing compiler takes its time."""
     if os.environ.get("SAB_NATIVE") == "0":
         return "SAB_NATIVE=0 turns the compiled CPU backend off"
@@ -65,14 +103,14 @@ def _find() -> ctypes.CDLL | str:
         return str(error)
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> Library:
     found = compiler()
     if found is None:
         raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
     path = _cache_folder() / f"recurrence-{_fingerprint(found)}.so"
     if not path.exists():
         _build(found, path)
-    return ctypes.CDLL(str(path))
+    return Library(path)
 
 
 def _cache_folder() -> Path:
@@ -83,15 +121,18 @@ def _cache_folder() -> Path:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Names what the library depends on: its source, the compiler and the processor, since homes are shared."""
+    """Names what the library depends on: its sources, the compiler and the processor, since homes are shared."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     cpuinfo = Path("/proc/cpuinfo")
     features = ""
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(errors="replace").splitlines()
         features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    parts = [SOURCE.read_text(), " ".join(FLAGS), version, platform.machine(), features]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    name = hashlib.sha256()
+    for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")]):
+        name.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    name.update("\0".join([" ".join(FLAGS), version, platform.machine(), features]).encode())
+    return name.hexdigest()[:16]
 
 
 def _build(compiler: str, path: Path) -> None:
@@ -101,7 +142,7 @@ def _build(compiler: str, path: Path) -> None:
         built = Path(folder) / "built.so"
         errors = ""
         for threading in THREADING:
-            command = [compiler, *FLAGS, threading, "-shared", "-fPIC", str(SOURCE), "-o", str(built)]
+            command = [compiler, *FLAGS, threading, "-shared", "-fPIC", str(FOLDER / "loop.cpp"), "-o", str(built)]
             errors = subprocess.run(command, capture_output=True, text=True, check=False).stderr
             if built.exists():
                 break
