@@ -31,12 +31,13 @@ def unsupported(
         return f"the input is on {x.device.type}"
     if operation.compute_type(x, weights) not in (torch.float32, torch.float64):
         return "it computes in float32 and float64 alone"
-    parts = {"cell": cell_name}
-    if config.k_top > 0:
-        if not isinstance(config.scorer, str):
-            return "it does not take a callable as the scorer"
-        parts |= {"scorer": config.scorer, "weighting": config.weighting, "incorporation": config.incorporate}
-    return operation.unsupported(x, state, weights) or loader.unavailable() or loader.lacks(**parts)
+    scorer, weighting, incorporation = config.scorer, config.weighting, config.incorporate
+    if config.k_top == 0:
+        scorer = weighting = incorporation = None
+    elif not isinstance(scorer, str):
+        return "it does not take a callable as the scorer"
+    reason = operation.unsupported(x, state, weights)
+    return reason or loader.unsupported(cell_name, scorer, weighting, incorporation)
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:

@@ -50,15 +50,15 @@ class Library:
                 f"the compiled loops take arguments of {size} bytes, not {expected}: loop.cpp and arguments.py differ"
             )
         self.functions.sab_parts.restype = ctypes.c_char_p
-        self.parts: dict[str, list[str]] = {}
-        """The names of each kind, in the order of the indices that the compiled loops take."""
+        self.parts: dict[str, dict[str, int]] = {}
+        """For each kind the names of its parts, with the indices that the compiled loops take."""
         for kind in KINDS:
-            self.parts[kind] = self.functions.sab_parts(kind.encode()).decode().split()
+            names = self.functions.sab_parts(kind.encode()).decode().split()
+            self.parts[kind] = {name: index for index, name in enumerate(names)}
 
     def index(self, kind: str, name: str) -> int:
         """The index of a part, or -1 where the library does not have it."""
-        names = self.parts[kind]
-        return names.index(name) if name in names else -1
+        return self.parts[kind].get(name, -1)
 
 
 def library() -> Library:
@@ -77,11 +77,17 @@ def unavailable() -> str | None:
 
 
 @torch.compiler.assume_constant_result
-def lacks(**parts: str) -> str | None:
-    """Which of these parts, named by kind, the library does not have, as a sentence; None where it has all."""
-    found = library()
-    for kind, name in parts.items():
-        if found.index(kind, name) < 0:
+def unsupported(cell: str, scorer: str | None, weighting: str | None, incorporation: str | None) -> str | None:
+    """Why there is no library with these parts, or None where there is one; a part that is not used is None."""
+    found = _find()
+    return found if isinstance(found, str) else _lacking(found, cell, scorer, weighting, incorporation)
+
+
+@functools.cache
+def _lacking(library: Library, *parts: str | None) -> str | None:
+    """The first of these parts, in the order of KINDS, that the library does not have, as a sentence."""
+    for kind, name in zip(KINDS, parts, strict=True):
+        if name is not None and library.index(kind, name) < 0:
             return f"it does not have the {kind} {name!r}"
     return None
 

@@ -47,7 +47,7 @@ struct Arguments {
 };
 
 // Whether the library has the parts that the arguments name.
-bool check(const Arguments &a) {
+static bool check(const Arguments &a) {
     if (!Cells::has(a.cell)) return false;
     if (a.k_top == 0) return true;
     if (!Scorers::has(a.scorer) || !Weightings::has(a.weighting) || !Incorporations::has(a.incorporation)) return false;
