@@ -35,9 +35,9 @@ template <typename T> void subtract_lowest_backward(T *da, const T *weights, int
     da[k - 1] -= sum;  // the lowest score
 }
 
-// Divides the exponentials by their sum and `others`, all relative to exp(shift).
-template <typename T> void divide_exponentials(const Weighed<T> &s, T shift, T others) {
-    T total = others;
+// Scores become exp(score - shift) / total, where total is their sum, over all slots in the dense forward, plus `rest`.
+template <typename T> void divide_exponentials(const Weighed<T> &s, T shift, T rest) {
+    T total = rest;
     for (int64_t i = 0; i < s.k; i++) s.weights[i] = exponential(s.weights[i] - shift);
     if (s.all != nullptr)
         for (int64_t slot = 0; slot < s.used; slot++) total += s.all[slot] = exponential(s.all[slot] - shift);
