@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ import torch
 from sab.errors import UserError
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
+from sab.ops.cpu.arguments import Arguments
+from sab.parts import cells, incorporations, scorers, weightings
 from tests.ops.cases import CELLS, INCORPORATIONS, SCORERS, assert_close, gradients, make_layer, randn, randomize
 
 needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
@@ -37,20 +41,28 @@ def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.Monke
     assert list(fresh.iterdir()) == [built]
 
 
-@needs_library
-def test_another_source_is_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = shutil.which("c++")
-    assert compiler is not None
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the library's sources, which the loader builds instead."""
+    folder = tmp_path / "sources"
+    shutil.copytree(loader.FOLDER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    monkeypatch.setattr(loader, "FOLDER", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in loader.FOLDER.iterdir() if path.suffix in (".h", ".cpp")))
+def test_another_source_is_another_library(name: str, sources: Path) -> None:
+    compiler = loader.compiler() or "c++"
     before = loader._fingerprint(compiler)
-    changed = tmp_path / "changed.cpp"
-    changed.write_text(loader.SOURCE.read_text() + "// changed\n")
-    monkeypatch.setattr(loader, "SOURCE", changed)
+    (sources / name).write_text((sources / name).read_text() + "// changed\n")
     assert loader._fingerprint(compiler) != before
 
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("why", ["switched off", "no compiler", "no cache", "does not compile"])
-def test_without_it_the_reference_does_the_work(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_it_the_reference_does_the_work(
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: Path
+) -> None:
     layer = make_layer("lstm", 3, 4, backend="auto")
     x = randn(5, 2, 3)
     expected = layer(x)[0]
@@ -64,14 +76,83 @@ def test_without_it_the_reference_does_the_work(why: str, monkeypatch: pytest.Mo
     elif shutil.which("c++") is None:
         pytest.skip("there is no compiler to fail")
     else:
-        broken = tmp_path / "broken.cpp"
-        broken.write_text("this is not C++\n")
-        monkeypatch.setattr(loader, "SOURCE", broken)
+        (sources / "cells.h").write_text("this is not C++\n")
     loader._find.cache_clear()
     assert loader.unavailable() is not None
     assert_close(layer(x)[0], expected)
     with pytest.raises(UserError, match=r"^backend must be auto or one that supports this.*; 'cpu' does not: "):
         make_layer("lstm", 3, 4, backend="cpu")(x)
+
+
+REGISTRIES: dict[str, dict[str, Any]] = {
+    "cell": cells.CELLS,
+    "scorer": scorers.SCORERS,
+    "weighting": weightings.WEIGHTINGS,
+    "incorporation": incorporations.INCORPORATIONS,
+}
+
+
+@needs_library
+@pytest.mark.parametrize("kind", loader.KINDS)
+def test_every_part_of_the_library_is_registered(kind: str) -> None:
+    """A name that is misspelt in C++ would only make this backend refuse the part."""
+    names = loader.library().functions.sab_parts(kind.encode()).decode().split()
+    assert set(names) <= set(REGISTRIES[kind])
+    assert [loader.library().index(kind, name) for name in names] == list(range(len(names))), "no name comes twice"
+
+
+@needs_library
+def test_a_cell_that_the_library_lacks_is_refused() -> None:
+    layer = make_layer("lstm", 3, 4, k_top=2)
+    reason = cpu.unsupported(randn(5, 2, 3), None, layer._weights(0), "sine", layer.config)
+    assert reason == "it does not have the cell 'sine'"
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("kind", "option", "like"),
+    [("scorer", "scorer", "mlp"), ("weighting", "weighting", "softmax"), ("incorporation", "incorporate", "add")],
+)
+def test_a_part_that_the_library_lacks_is_refused(
+    kind: str, option: str, like: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REGISTRIES[kind], "mine", REGISTRIES[kind][like])
+    x = randn(5, 2, 3)
+    with pytest.raises(UserError, match=f"'cpu' does not: it does not have the {kind} 'mine'"):
+        make_layer("lstm", 3, 4, k_top=2, **{option: "mine"}, backend="cpu")(x)
+    layers = [randomize(make_layer("lstm", 3, 4, k_top=2, **{option: name})) for name in ("mine", like)]
+    assert_close(layers[0](x)[0], layers[1](x)[0], "the reference computes it")
+    without_memory = [make_layer("lstm", 3, 4, k_top=0, **{option: name}, backend="cpu") for name in ("mine", like)]
+    assert_close(*(randomize(layer)(x)[0] for layer in without_memory))
+
+
+@needs_library
+@pytest.mark.parametrize("wrong", [-1, 99])
+@pytest.mark.parametrize("kind", loader.KINDS)
+def test_an_index_outside_the_library_is_refused(kind: str, wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, layer = loader.library(), make_layer("lstm", 3, 4, k_top=2, backend="cpu")
+    index = library.index
+    monkeypatch.setattr(loader, "unsupported", lambda *parts: None)
+    monkeypatch.setattr(library, "index", lambda asked, name: wrong if asked == kind else index(asked, name))
+    with pytest.raises(RuntimeError, match="a part is not in the library"):
+        layer(randn(5, 2, 3))
+
+
+@needs_library
+def test_a_library_with_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shorter(ctypes.Structure):
+        _fields_: ClassVar = Arguments._fields_[:-1]
+
+    monkeypatch.setattr(loader, "Arguments", Shorter)
+    loader._find.cache_clear()
+    try:
+        size = ctypes.sizeof(Arguments)
+        assert loader.unavailable() == (
+            f"the compiled loops take arguments of {size} bytes, not {size - 8}: loop.cpp and arguments.py differ"
+        )
+        assert make_layer("lstm", 3, 4)(randn(4, 2, 3))[0].isfinite().all()
+    finally:
+        loader._find.cache_clear()
 
 
 @needs_library

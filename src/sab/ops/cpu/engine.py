@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +15,9 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.ops import operation
 from sab.ops.cpu import loader
+from sab.ops.cpu.arguments import Arguments
 from sab.ops.operation import Plan, Weights
 from sab.ops.types import LayerState, LayerWeights
-
-# The order of the enumerations in loop.cpp.
-CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-SCORERS = ("affine", "affine_tanh", "mlp", "dot")
-WEIGHTINGS = ("relu", "relu_norm", "softmax", "softmax_sink")
-INCORPORATIONS = ("add", "concat", "add_bounded")
 
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
@@ -36,35 +31,13 @@ def unsupported(
         return f"the input is on {x.device.type}"
     if operation.compute_type(x, weights) not in (torch.float32, torch.float64):
         return "it computes in float32 and float64 alone"
-    if cell_name not in CELLS or config.weighting not in WEIGHTINGS or config.incorporate not in INCORPORATIONS:
-        return "it does not have this cell, weighting or incorporation"
-    if config.k_top > 0 and config.scorer not in SCORERS:
-        return "it does not have this scorer"
-    return operation.unsupported(x, state, weights) or loader.unavailable()
-
-
-# The members of `Arguments` in loop.cpp, in their order.
-SIZES = """
-    steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
-    cell scorer weighting dense incorporation threads shared
-""".split()
-POINTERS = """
-    w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
-    scorer_bias v w_incorporate w_incorporate_back b_incorporate
-    store c gates hidden_new h_hat query keys weights norms summary selected lengths
-    hidden_gates joined dh chain dh_hat
-    dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
-""".split()
-
-
-class _Arguments(ctypes.Structure):
-    """`Arguments` of loop.cpp."""
-
-    _fields_: ClassVar = [(name, ctypes.c_int64) for name in SIZES] + [(name, ctypes.c_void_p) for name in POINTERS]
-
-    def set(self, **values: Tensor | int | None) -> None:
-        for name, value in values.items():
-            setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
+    scorer, weighting, incorporation = config.scorer, config.weighting, config.incorporate
+    if config.k_top == 0:
+        scorer = weighting = incorporation = None
+    elif not isinstance(scorer, str):
+        return "it does not take a callable as the scorer"
+    reason = operation.unsupported(x, state, weights)
+    return reason or loader.unsupported(cell_name, scorer, weighting, incorporation)
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
@@ -117,9 +90,9 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
     _run("backward", store.dtype, arguments, w_hh.nbytes)
 
 
-def _arguments(plan: Plan, weights: Weights) -> _Arguments:
+def _arguments(plan: Plan, weights: Weights) -> Arguments:
     config, bias = plan.config, weights.scorer_bias
-    arguments = _Arguments()
+    arguments, index = Arguments(), loader.library().index
     arguments.set(
         steps=plan.steps,
         batch=plan.batch,
@@ -132,11 +105,11 @@ def _arguments(plan: Plan, weights: Weights) -> _Arguments:
         k_trunc=config.k_trunc or 0,
         seen=plan.seen,
         bias_size=0 if bias is None else len(bias),
-        cell=CELLS.index(plan.cell),
-        scorer=SCORERS.index(str(config.scorer)),
-        weighting=WEIGHTINGS.index(config.weighting),
+        cell=index("cell", plan.cell),
+        scorer=index("scorer", str(config.scorer)),
+        weighting=index("weighting", config.weighting),
         dense=config.forward == "dense",
-        incorporation=INCORPORATIONS.index(config.incorporate),
+        incorporation=index("incorporation", config.incorporate),
         scorer_bias=bias,
         v=weights.v,
     )
@@ -145,16 +118,17 @@ def _arguments(plan: Plan, weights: Weights) -> _Arguments:
     return arguments
 
 
-def _run(direction: str, dtype: torch.dtype, arguments: _Arguments, weights_bytes: int) -> None:
+def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int) -> None:
     """Run a pass on torch's number of threads."""
     arguments.set(threads=torch.get_num_threads(), shared=weights_bytes > LARGEST_OWN_WEIGHTS)
-    _function(direction, dtype)(ctypes.byref(arguments))
+    if _function(direction, dtype)(ctypes.byref(arguments)) != 0:
+        raise RuntimeError(f"the compiled {direction} pass refused its arguments: a part is not in the library.")
 
 
 @cache
 def _function(name: str, dtype: torch.dtype) -> Any:
-    function = getattr(loader.library(), f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    function.restype = ctypes.c_int64 if name == "columns" else None
+    function = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    function.restype = None if name == "pack" else ctypes.c_int64
     if name in ("forward", "backward"):
         function.argtypes = [ctypes.c_void_p]
     elif name == "pack":

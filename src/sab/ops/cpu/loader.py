@@ -19,12 +19,17 @@ from pathlib import Path
 
 import torch
 
+from sab.ops.cpu.arguments import Arguments
+
 logger = logging.getLogger("sab")
 
-SOURCE = Path(__file__).with_name("loop.cpp")
+FOLDER = Path(__file__).parent
+"""Where the source is: loop.cpp and the headers that it includes."""
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
+KINDS = ("cell", "scorer", "weighting", "incorporation")
+"""The kinds of parts."""
 THREADING = ("-fopenmp", "-fopenmp-simd")
 """With threads, or where the compiler has no OpenMP library without them."""
 
@@ -33,7 +38,30 @@ class LibraryUnavailable(RuntimeError):
     """Why there is no compiled library on this machine, in a sentence."""
 
 
-def library() -> ctypes.CDLL:
+class Library:
+    """The compiled functions and the names of the parts that they have."""
+
+    def __init__(self, path: Path):
+        self.functions = ctypes.CDLL(str(path))
+        self.functions.sab_arguments_size.restype = ctypes.c_int64
+        size, expected = self.functions.sab_arguments_size(), ctypes.sizeof(Arguments)
+        if size != expected:
+            raise LibraryUnavailable(
+                f"the compiled loops take arguments of {size} bytes, not {expected}: loop.cpp and arguments.py differ"
+            )
+        self.functions.sab_parts.restype = ctypes.c_char_p
+        self.parts: dict[str, dict[str, int]] = {}
+        """For each kind the names of its parts, with the indices that the compiled loops take."""
+        for kind in KINDS:
+            names = self.functions.sab_parts(kind.encode()).decode().split()
+            self.parts[kind] = {name: index for index, name in enumerate(names)}
+
+    def index(self, kind: str, name: str) -> int:
+        """The index of a part, or -1 where the library does not have it."""
+        return self.parts[kind].get(name, -1)
+
+
+def library() -> Library:
     """The compiled library; builds it at the first call on a machine."""
     found = _find()
     if isinstance(found, str):
@@ -48,13 +76,29 @@ def unavailable() -> str | None:
     return found if isinstance(found, str) else None
 
 
+@torch.compiler.assume_constant_result
+def unsupported(cell: str, scorer: str | None, weighting: str | None, incorporation: str | None) -> str | None:
+    """Why there is no library with these parts, or None where there is one; a part that is not used is None."""
+    found = _find()
+    return found if isinstance(found, str) else _lacking(found, cell, scorer, weighting, incorporation)
+
+
+@functools.cache
+def _lacking(library: Library, *parts: str | None) -> str | None:
+    """The first of these parts, in the order of KINDS, that the library does not have, as a sentence."""
+    for kind, name in zip(KINDS, parts, strict=True):
+        if name is not None and library.index(kind, name) < 0:
+            return f"it does not have the {kind} {name!r}"
+    return None
+
+
 def compiler() -> str | None:
     """The C++ compiler of this machine, or None where there is none."""
     return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
 @functools.cache
-def _find() -> ctypes.CDLL | str:
+def _find() -> Library | str:
     """The library, or why there is none: tried once in a process, since a failing compiler takes its time."""
     if os.environ.get("SAB_NATIVE") == "0":
         return "SAB_NATIVE=0 turns the compiled CPU backend off"
@@ -65,14 +109,14 @@ def _find() -> ctypes.CDLL | str:
         return str(error)
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> Library:
     found = compiler()
     if found is None:
         raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
     path = _cache_folder() / f"recurrence-{_fingerprint(found)}.so"
     if not path.exists():
         _build(found, path)
-    return ctypes.CDLL(str(path))
+    return Library(path)
 
 
 def _cache_folder() -> Path:
@@ -83,15 +127,18 @@ def _cache_folder() -> Path:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Names what the library depends on: its source, the compiler and the processor, since homes are shared."""
+    """Names what the library depends on: its sources, the compiler and the processor, since homes are shared."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     cpuinfo = Path("/proc/cpuinfo")
     features = ""
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(errors="replace").splitlines()
         features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    parts = [SOURCE.read_text(), " ".join(FLAGS), version, platform.machine(), features]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    name = hashlib.sha256()
+    for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")]):
+        name.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    name.update("\0".join([" ".join(FLAGS), version, platform.machine(), features]).encode())
+    return name.hexdigest()[:16]
 
 
 def _build(compiler: str, path: Path) -> None:
@@ -101,7 +148,7 @@ def _build(compiler: str, path: Path) -> None:
         built = Path(folder) / "built.so"
         errors = ""
         for threading in THREADING:
-            command = [compiler, *FLAGS, threading, "-shared", "-fPIC", str(SOURCE), "-o", str(built)]
+            command = [compiler, *FLAGS, threading, "-shared", "-fPIC", str(FOLDER / "loop.cpp"), "-o", str(built)]
             errors = subprocess.run(command, capture_output=True, text=True, check=False).stderr
             if built.exists():
                 break

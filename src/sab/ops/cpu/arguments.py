@@ -1,0 +1,31 @@
+"""The arguments of the compiled loops: `Arguments` of loop.cpp once more, for ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+from torch import Tensor
+
+# The members in their order. The loader refuses a library whose `Arguments` have another size.
+SIZES = """
+    steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
+    cell scorer weighting dense incorporation threads shared
+""".split()
+POINTERS = """
+    w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
+    scorer_bias v w_incorporate w_incorporate_back b_incorporate
+    store c gates hidden_new h_hat query keys weights norms summary selected lengths
+    hidden_gates joined dh chain dh_hat
+    dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
+""".split()
+
+
+class Arguments(ctypes.Structure):
+    """What a pass reads and writes; a pointer is null where there is no such tensor."""
+
+    _fields_: ClassVar = [(name, ctypes.c_int64) for name in SIZES] + [(name, ctypes.c_void_p) for name in POINTERS]
+
+    def set(self, **values: Tensor | int | None) -> None:
+        for name, value in values.items():
+            setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
