@@ -64,13 +64,11 @@ class SABConfig:
                 f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
             )
 
-    def part_names(self, cell: str) -> dict[str, object]:
-        """The parts that a layer with this cell computes with, by kind; without a memory the cell alone."""
+    def part_names(self, cell: str) -> tuple[str | None, ...]:
+        """The names of a layer's parts, in the order of `sab.parts.registry.PARTS`.
+
+        None stands for a part that is not used, which without a memory is all but the cell, and for a callable scorer.
+        """
         if self.k_top == 0:
-            return {"cell": cell}
-        return {
-            "cell": cell,
-            "scorer": self.scorer,
-            "weighting": self.weighting,
-            "incorporation": self.incorporate,
-        }
+            return cell, None, None, None
+        return cell, self.scorer if isinstance(self.scorer, str) else None, self.weighting, self.incorporate

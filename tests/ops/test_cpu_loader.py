@@ -6,7 +6,7 @@ import ctypes
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from sab.errors import UserError
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
-from sab.parts import cells, incorporations, scorers, weightings
+from sab.parts import registry
 from tests.ops.cases import CELLS, INCORPORATIONS, SCORERS, assert_close, gradients, make_layer, randn, randomize
 
 needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
@@ -84,51 +84,17 @@ def test_without_it_the_reference_does_the_work(
         make_layer("lstm", 3, 4, backend="cpu")(x)
 
 
-REGISTRIES: dict[str, dict[str, Any]] = {
-    "cell": cells.CELLS,
-    "scorer": scorers.SCORERS,
-    "weighting": weightings.WEIGHTINGS,
-    "incorporation": incorporations.INCORPORATIONS,
-}
-
-
 @needs_library
-@pytest.mark.parametrize("kind", loader.KINDS)
-def test_every_part_of_the_library_is_registered(kind: str) -> None:
-    """A name that is misspelt in C++ would only make this backend refuse the part."""
+@pytest.mark.parametrize("kind", registry.PARTS)
+def test_every_struct_belongs_to_a_part(kind: str) -> None:
+    """A name that is misspelt on one side would only make this backend refuse the part."""
     names = loader.library().functions.sab_parts(kind.encode()).decode().split()
-    assert set(names) <= set(REGISTRIES[kind])
-    assert [loader.library().index(kind, name) for name in names] == list(range(len(names))), "no name comes twice"
-
-
-@needs_library
-def test_a_cell_that_the_library_lacks_is_refused() -> None:
-    layer = make_layer("lstm", 3, 4, k_top=2)
-    reason = cpu.unsupported(randn(5, 2, 3), None, layer._weights(0), "sine", layer.config)
-    assert reason == "it does not have the cell 'sine'"
-
-
-@needs_library
-@pytest.mark.parametrize(
-    ("kind", "option", "like"),
-    [("scorer", "scorer", "mlp"), ("weighting", "weighting", "softmax"), ("incorporation", "incorporate", "add")],
-)
-def test_a_part_that_the_library_lacks_is_refused(
-    kind: str, option: str, like: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(REGISTRIES[kind], "mine", REGISTRIES[kind][like])
-    x = randn(5, 2, 3)
-    with pytest.raises(UserError, match=f"'cpu' does not: it does not have the {kind} 'mine'"):
-        make_layer("lstm", 3, 4, k_top=2, **{option: "mine"}, backend="cpu")(x)
-    layers = [randomize(make_layer("lstm", 3, 4, k_top=2, **{option: name})) for name in ("mine", like)]
-    assert_close(layers[0](x)[0], layers[1](x)[0], "the reference computes it")
-    without_memory = [make_layer("lstm", 3, 4, k_top=0, **{option: name}, backend="cpu") for name in ("mine", like)]
-    assert_close(*(randomize(layer)(x)[0] for layer in without_memory))
+    assert sorted(names) == sorted(part.cpp for part in registry.PARTS[kind].values())
 
 
 @needs_library
 @pytest.mark.parametrize("wrong", [-1, 99])
-@pytest.mark.parametrize("kind", loader.KINDS)
+@pytest.mark.parametrize("kind", list(registry.PARTS))
 def test_an_index_outside_the_library_is_refused(kind: str, wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
     library, layer = loader.library(), make_layer("lstm", 3, 4, k_top=2, backend="cpu")
     index = library.index

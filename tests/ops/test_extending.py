@@ -58,7 +58,9 @@ def compiled(registered: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         header = (folder / name).read_text()
         added = re.search(r"struct (\w+) \{", struct)
         assert added is not None
-        listed = re.sub(r"^using (\w+) = Parts<", rf"{struct}\nusing \1 = Parts<{added[1]}, ", header, flags=re.MULTILINE)
+        listed = re.sub(
+            r"^using (\w+) = Parts<", rf"{struct}\nusing \1 = Parts<{added[1]}, ", header, flags=re.MULTILINE
+        )
         assert listed != header
         (folder / name).write_text(listed)
     with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,7 @@ follows from what a part provides for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sab.parts import cells, incorporations, scorers, weightings
@@ -34,7 +34,7 @@ INCORPORATIONS: dict[str, incorporations.Incorporation] = {
     "concat": incorporations.CONCAT,
     "add_bounded": incorporations.ADD_BOUNDED,
 }
-PARTS: dict[str, Mapping[str, Any]] = {
+PARTS: dict[str, dict[str, Any]] = {
     "cell": CELLS,
     "scorer": SCORERS,
     "weighting": WEIGHTINGS,
@@ -43,14 +43,13 @@ PARTS: dict[str, Mapping[str, Any]] = {
 """All of them, by the kind of part."""
 
 
-def first_missing(names: Mapping[str, object], provides: Callable[[str, str], bool]) -> str | None:
+def first_missing(names: Iterable[str | None], provides: Callable[[str, str], bool]) -> str | None:
     """Why a backend cannot run the parts of a configuration, or None where it can.
 
-    `names` holds a name for each kind of part, `provides` says of (kind, name) whether the backend has the part.
+    `names` are in the order of `PARTS`, None for a part that is not used; `provides` says of (kind, name) whether the
+    backend has the part.
     """
-    for kind, name in names.items():
-        if not isinstance(name, str):
-            return f"it does not have a {kind} that is a callable"
-        if not provides(kind, name):
+    for kind, name in zip(PARTS, names, strict=True):
+        if name is not None and not provides(kind, name):
             return f"it does not have the {kind} {name!r}"
     return None

@@ -18,6 +18,7 @@ from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
 from sab.ops.operation import Plan, Weights
 from sab.ops.types import LayerState, LayerWeights
+from sab.parts import registry
 
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
@@ -31,13 +32,21 @@ def unsupported(
         return f"the input is on {x.device.type}"
     if operation.compute_type(x, weights) not in (torch.float32, torch.float64):
         return "it computes in float32 and float64 alone"
-    scorer, weighting, incorporation = config.scorer, config.weighting, config.incorporate
-    if config.k_top == 0:
-        scorer = weighting = incorporation = None
-    elif not isinstance(scorer, str):
+    if config.k_top > 0 and callable(config.scorer):
         return "it does not take a callable as the scorer"
-    reason = operation.unsupported(x, state, weights)
-    return reason or loader.unsupported(cell_name, scorer, weighting, incorporation)
+    return operation.unsupported(x, state, weights) or _missing(*config.part_names(cell_name))
+
+
+@torch.compiler.assume_constant_result
+def _missing(*names: str | None) -> str | None:
+    """Why there is no library with these parts, or None where there is one."""
+    without_struct = registry.first_missing(names, lambda kind, name: registry.PARTS[kind][name].cpp is not None)
+    return without_struct or loader.unavailable() or registry.first_missing(names, lambda *part: _index(*part) >= 0)
+
+
+def _index(kind: str, name: str | None) -> int:
+    """The number by which the library knows a part; -1 where it does not have it, or none is used."""
+    return -1 if name is None else loader.library().index(kind, registry.PARTS[kind][name].cpp)
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
@@ -92,7 +101,8 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
 
 def _arguments(plan: Plan, weights: Weights) -> Arguments:
     config, bias = plan.config, weights.scorer_bias
-    arguments, index = Arguments(), loader.library().index
+    arguments = Arguments()
+    cell, scorer, weighting, incorporation = map(_index, registry.PARTS, config.part_names(plan.cell))
     arguments.set(
         steps=plan.steps,
         batch=plan.batch,
@@ -105,11 +115,11 @@ def _arguments(plan: Plan, weights: Weights) -> Arguments:
         k_trunc=config.k_trunc or 0,
         seen=plan.seen,
         bias_size=0 if bias is None else len(bias),
-        cell=index("cell", plan.cell),
-        scorer=index("scorer", str(config.scorer)),
-        weighting=index("weighting", config.weighting),
+        cell=cell,
+        scorer=scorer,
+        weighting=weighting,
         dense=config.forward == "dense",
-        incorporation=index("incorporation", config.incorporate),
+        incorporation=incorporation,
         scorer_bias=bias,
         v=weights.v,
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from sab.ops.cpu.arguments import Arguments
+from sab.parts import registry
 
 logger = logging.getLogger("sab")
 
@@ -28,8 +29,6 @@ FOLDER = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
-KINDS = ("cell", "scorer", "weighting", "incorporation")
-"""The kinds of parts."""
 THREADING = ("-fopenmp", "-fopenmp-simd")
 """With threads, or where the compiler has no OpenMP library without them."""
 
@@ -52,7 +51,7 @@ class Library:
         self.functions.sab_parts.restype = ctypes.c_char_p
         self.parts: dict[str, dict[str, int]] = {}
         """For each kind the names of its parts, with the indices that the compiled loops take."""
-        for kind in KINDS:
+        for kind in registry.PARTS:
             names = self.functions.sab_parts(kind.encode()).decode().split()
             self.parts[kind] = {name: index for index, name in enumerate(names)}
 
@@ -74,22 +73,6 @@ def unavailable() -> str | None:
     """Why `library` cannot be had, or None where it can."""
     found = _find()
     return found if isinstance(found, str) else None
-
-
-@torch.compiler.assume_constant_result
-def unsupported(cell: str, scorer: str | None, weighting: str | None, incorporation: str | None) -> str | None:
-    """Why there is no library with these parts, or None where there is one; a part that is not used is None."""
-    found = _find()
-    return found if isinstance(found, str) else _lacking(found, cell, scorer, weighting, incorporation)
-
-
-@functools.cache
-def _lacking(library: Library, *parts: str | None) -> str | None:
-    """The first of these parts, in the order of KINDS, that the library does not have, as a sentence."""
-    for kind, name in zip(KINDS, parts, strict=True):
-        if name is not None and library.index(kind, name) < 0:
-            return f"it does not have the {kind} {name!r}"
-    return None
 
 
 def compiler() -> str | None:

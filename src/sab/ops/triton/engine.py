@@ -29,7 +29,9 @@ def unsupported(
     compute = operation.compute_type(x, weights)
     if compute not in TYPES and not INTERPRETED:
         return f"it computes in float32 and bfloat16, not in {str(compute).removeprefix('torch.')}"
-    missing = registry.first_missing(config.part_names(cell_name), _provides)
+    if config.k_top > 0 and callable(config.scorer):
+        return "it does not take a callable as the scorer"
+    missing = _missing(*config.part_names(cell_name))
     if missing is not None:
         return missing
     if config.k_top > 0 and config.forward != "sparse":
@@ -37,6 +39,11 @@ def unsupported(
     if config.k_top > LARGEST_K_TOP:
         return f"k_top is larger than {LARGEST_K_TOP}"
     return operation.unsupported(x, state, weights)
+
+
+@torch.compiler.assume_constant_result
+def _missing(*names: str | None) -> str | None:
+    return registry.first_missing(names, _provides)
 
 
 def _provides(kind: str, name: str) -> bool:
