@@ -44,7 +44,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for kind, parts in before.items():
             added = registry.PARTS[kind].keys() - parts.keys()
             for name in added:
-                del registry.PARTS[kind][name]  # type: ignore[attr-defined]
+                del registry.PARTS[kind][name]
 
 
 @pytest.fixture(scope="module")

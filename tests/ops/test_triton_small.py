@@ -173,4 +173,4 @@ def test_which_kernels_run_what() -> None:
     assert reason() is None
     assert reason(k_top=65) == "k_top is larger than 64"
     assert reason(forward="dense") == "it has the sparse forward only"
-    assert reason(scorer=lambda microstates, h: microstates.sum(-1)) == "it does not have this scorer"
+    assert reason(scorer=lambda microstates, h: microstates.sum(-1)) == "it does not take a callable as the scorer"
