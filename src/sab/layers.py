@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.ops import dispatch
-from sab.ops.operation import is_autocast
+from sab.ops.precision import is_autocast
 from sab.ops.types import LayerResult, LayerState, LayerWeights
 from sab.parts.cells import CELLS
 from sab.parts.incorporations import INCORPORATIONS

@@ -20,10 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops.operation import AFFINE, Plan, Weights, allow_tf32, blank, blank_work, contiguous
+from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work
+from sab.ops.plan import Plan
+from sab.ops.precision import allow_tf32, contiguous
 from sab.ops.triton.launch import INTERPRETED, launch
 from sab.ops.triton.small_backward import backward_kernel
 from sab.ops.triton.small_forward import forward_kernel
+from sab.parts.scorers import SCORERS
 
 LARGEST_HELD = 128 << 10
 """Bytes of recurrent weights that the registers of a program hold."""
@@ -48,12 +51,12 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     return None if flat is weights.w_hh else flat
 
 
-def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     """The forward loop over time."""
-    if plan.config.k_top > 0 and "lengths" in buffers:
+    if plan.config.k_top > 0 and buffers.lengths is not None:
         blank(plan, buffers)
     constants, w_held, w_all = _held(plan, weights, buffers)
-    any_tensor = buffers["store"]
+    any_tensor = buffers.store
     w = weights
     vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate)
     launch(
@@ -63,25 +66,25 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
             w_held,
             w_all,
             *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
-            *(buffers.get(name, any_tensor) for name in ("lengths", *BUFFERS)),
+            *(_or(getattr(buffers, name), any_tensor) for name in ("lengths", *BUFFERS)),
         ],
         [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
         constants
         | {
             "KC": 32 if plan.config.k_top <= 32 else 64,
             "PACKED": constants["RESIDENT"],
-            "HAS_LENGTHS": "lengths" in buffers,
+            "HAS_LENGTHS": buffers.lengths is not None,
             "HAS_BIAS": w.b_hh is not None,
         },
     )
 
 
-def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """The backward loop over time."""
-    if plan.config.k_top > 0 and "lengths" in buffers:
-        blank_work(work, ("dquery", "dincorporated"))
+    if plan.config.k_top > 0 and buffers.lengths is not None:
+        blank_work(work, sums=False)
     constants, w_held, w_all = _held(plan, weights, buffers)
-    any_tensor = buffers["store"]
+    any_tensor = buffers.store
     vectors = (weights.w_memory, weights.w_query, weights.v)
     launch(
         backward_kernel,
@@ -90,16 +93,16 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
             w_held,
             w_all,
             *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
-            *(buffers.get(name, any_tensor) for name in ("lengths", *BUFFERS)),
-            *(any_tensor if work[name] is None else work[name] for name in WORK),
+            *(_or(getattr(buffers, name), any_tensor) for name in ("lengths", *BUFFERS)),
+            *(_or(getattr(work, name), any_tensor) for name in WORK),
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
         constants
         | {
-            "HAS_LENGTHS": "lengths" in buffers,
-            "HAS_DCELLS": work["dcells"] is not None,
-            "HAS_DSUMMARY": work["dsummary"] is not None,
-            "HAS_DWEIGHTS": work["dweights"] is not None,
+            "HAS_LENGTHS": buffers.lengths is not None,
+            "HAS_DCELLS": work.dcells is not None,
+            "HAS_DSUMMARY": work.dsummary is not None,
+            "HAS_DWEIGHTS": work.dweights is not None,
             # Scaling half precision takes some registers itself.
             "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
         },
@@ -110,14 +113,18 @@ BUFFERS = "store c gates hidden_new h_hat query keys weights selected norms summ
 WORK = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 
 
-def _held(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
+def _or(tensor: Tensor | None, any_tensor: Tensor) -> Tensor:
+    return any_tensor if tensor is None else tensor
+
+
+def _held(plan: Plan, weights: Weights, buffers: Buffers) -> tuple[dict[str, Any], Tensor, Tensor]:
     """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
-    flat = buffers.get("packed")
+    flat = buffers.packed
     if flat is None:
         flat = contiguous(weights.w_hh)
-    constants = _constants(plan, buffers["gates"].dtype)
+    constants = _constants(plan, buffers.gates.dtype)
     if constants["RESIDENT"] and flat.itemsize != 2:  # TF32 was forbidden when they were packed
-        constants = _constants(plan, buffers["gates"].dtype, tf32=False)
+        constants = _constants(plan, buffers.gates.dtype, tf32=False)
     return constants, flat.view(torch.int16) if constants["RESIDENT"] else flat, flat
 
 
@@ -138,7 +145,11 @@ def _constants_of(
     d = max(key_size, 1)
     padded = max(16, triton.next_power_of_2(max(n, d)))
     gates = {"lstm": 4, "gru": 3}.get(cell, 1)
-    beside = 2 * (config.scorer not in AFFINE) + 2 * (config.incorporate == "concat") if config.k_top > 0 else 0
+    beside = (
+        2 * (not SCORERS[str(config.scorer)].query_cancels) + 2 * (config.incorporate == "concat")
+        if config.k_top > 0
+        else 0
+    )
     is_small = 2 * gates * padded**2 <= LARGEST_HELD and 2 * beside * padded**2 <= LARGEST_SHARED
     rounds = compute == torch.bfloat16 or tf32
     math = "approximate" if rounds else "accurate"
