@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
@@ -342,9 +343,9 @@ class _SABLayer(nn.Module):
         config = self.config
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, by a wrapper of it say
-        most = math.ceil(len(x) / config.k_att) + (0 if state is None else state.microstates.shape[2])
+        most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
         if config.k_top > most:  # so many there are not, and buffers of k_top would be all padding
-            config = replace(config, k_top=most)
+            config = _with_k_top(config, most)
         results: list[LayerResult] = []
         seen = 0 if state is None else _seen(state)
         for layer in range(self.num_layers):
@@ -372,7 +373,7 @@ class _SABLayer(nn.Module):
             return _stack_attentions(attentions)
 
         states = [result.state for result in results]
-        seen = None if seen is None else _seen_after(seen, len(x), lengths)
+        seen = None if seen is None else _seen_after(seen, x.shape[0], lengths)
         if _is_made_at_once(x):
             return x, end()._with_seen(seen), attention
         return x, SABState._made_when_asked_for(end, seen), attention
@@ -551,6 +552,17 @@ def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
         padded = padded[:, packed.sorted_indices]
     data = torch.cat([padded[step, :size] for step, size in enumerate(sizes.tolist())])
     return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+
+
+def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
+    if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
+        return replace(config, k_top=k_top)
+    return _replaced(config, k_top)
+
+
+@lru_cache(maxsize=256)
+def _replaced(config: SABConfig, k_top: int) -> SABConfig:
+    return replace(config, k_top=k_top)  # its checks take a tenth of the time of a small call
 
 
 def _is_made_at_once(x: Tensor) -> bool:

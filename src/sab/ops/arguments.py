@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
@@ -130,10 +129,14 @@ def schema(kinds: Iterable[Any]) -> str:
     return ", ".join(f"{_SCHEMA_TYPES[of_type]} {name}" for name, of_type in fields)
 
 
-def split(arguments: Iterable[Any], kinds: Sequence[Any]) -> list[Any]:
-    """Flat arguments as these NamedTuples."""
-    rest = iter(arguments)
-    return [kind(*islice(rest, len(kind._fields))) for kind in kinds]
+def split(arguments: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
+    """Flat arguments as these NamedTuples; there may be more than they take."""
+    found, start = [], 0
+    for kind in kinds:
+        end = start + len(kind._fields)
+        found.append(kind._make(arguments[start:end]))
+        start = end
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -158,40 +161,41 @@ class Results(NamedTuple):
     @classmethod
     def of(cls, outputs: Sequence[Tensor], cell: str, k_top: int) -> Results:
         """The first ones of all that the operation returns."""
-        return cls(**dict(zip(_visible(cell, k_top), outputs, strict=False)))
-
-
-def _visible(cell: str, k_top: int) -> tuple[str, ...]:
-    c = ("c",) if CELLS[cell].has_c else ()
-    return ("hidden", "store", *c, *(("keys", "weights", "selected", "summary") if k_top > 0 else ()))
+        hidden, store, *others = outputs
+        c = others.pop(0) if CELLS[cell].has_c else None
+        return cls(hidden, store, c, *(others[:4] if k_top > 0 else ()))
 
 
 @lru_cache(maxsize=256)
-def _names(cell: str, scorer: str, weighting: str, k_top: int) -> tuple[str, ...]:
-    """The names of all results; `packed` comes last, since only some engines have it."""
+def _names(cell: str, scorer: str, weighting: str, k_top: int, saves: bool) -> tuple[str, ...]:
+    has_memory = k_top > 0
+    visible = {"hidden": True, "store": True, "c": CELLS[cell].has_c}
+    visible |= dict.fromkeys(("keys", "weights", "selected", "summary"), has_memory)
     saved = {
         "gates": True,
         "hidden_new": CELLS[cell].splits_gates,
         "h_hat": True,
-        "query": k_top > 0 and not SCORERS[scorer].query_cancels,
-        "norms": k_top > 0 and WEIGHTINGS[weighting].saves_norm,
+        "query": has_memory and not SCORERS[scorer].query_cancels,
+        "norms": has_memory and WEIGHTINGS[weighting].saves_norm,
         "packed": True,
     }
-    return (*_visible(cell, k_top), *(name for name, is_there in saved.items() if is_there))
+    return tuple(name for name, is_there in (visible | (saved if saves else {})).items() if is_there)
 
 
-def result_names(options: Options) -> tuple[str, ...]:
-    """The names of all results where a backward may follow; the last may be missing."""
-    return _names(options.cell, options.scorer, options.weighting, options.k_top)
+def result_names(options: Options, saves: bool = True) -> tuple[str, ...]:
+    """The names of all results, those of `Results` first.
+
+    The last one is `packed` where a backward may follow; engines that do not pack have none.
+    """
+    return _names(options.cell, options.scorer, options.weighting, options.k_top, saves)
 
 
 def pack_results(hidden: Tensor, buffers: Buffers, options: Options, saves: bool) -> list[Tensor]:
     """The results as the operation returns them."""
-    names = result_names(options) if saves else _visible(options.cell, options.k_top)
-    packed = [getattr(buffers, name) for name in names[1:]]
-    if packed[-1] is None:
-        packed.pop()
-    return [hidden, *packed]
+    found = [getattr(buffers, name) for name in result_names(options, saves)[1:]]
+    if found[-1] is None:
+        found.pop()
+    return [hidden, *found]
 
 
 def unpack_buffers(saved: Sequence[Tensor], lengths: Tensor | None, options: Options) -> Buffers:

@@ -26,8 +26,13 @@ class Gradients:
         self.work = work
         self.compute = buffers.gates.dtype
         self.dtype = parameters.w_hh.dtype
-        # The loops write nothing for steps without a read.
-        self.first = min(plan.first_read, plan.steps)
+        # The loops write nothing for steps without a read. A view takes time, so there is one only where it differs.
+        self.first = first = min(plan.first_read, plan.steps)
+        self.h_read = buffers.h_hat[first:] if first > 0 else buffers.h_hat
+        self.dquery = work.dquery
+        if work.dquery is not None and first > 0:
+            self.dquery = work.dquery[first * plan.batch :]
+        self.dgates_t = work.dgates.t()
         self.db_ih: Tensor | None = None
 
     def of(self, names: Iterable[str]) -> list[Tensor]:
@@ -56,11 +61,12 @@ class Gradients:
         return first.clone(memory_format=torch.contiguous_format).to(self.dtype)
 
     def w_ih(self) -> Tensor:
-        return self._outer(self.work.dgates, self.given.x)
+        return self._outer(self.dgates_t, self.given.x)
 
     def w_hh(self) -> Tensor:
-        first = self.plan.first_slots
-        return self._outer(self.work.dhidden, self.buffers.store[first : first + self.plan.steps])
+        first, dhidden = self.plan.first_slots, self.work.dhidden
+        left_t = self.dgates_t if dhidden is self.work.dgates else dhidden.t()
+        return self._outer(left_t, self.buffers.store[first : first + self.plan.steps])
 
     def b_ih(self) -> Tensor:
         self.db_ih = self._total(self.work.dgates)
@@ -75,11 +81,10 @@ class Gradients:
         plan = self.plan
         first = schedule.kept_row(plan.first_slots, plan.seen, plan.first_slots, plan.config.k_att)
         microstates = self.buffers.store[first :: plan.config.k_att]
-        dkeys = self._rows(self._new_dkeys().transpose(0, 1))
-        return self._of_scorer(dkeys, microstates)
+        return self._of_scorer(self._rows(self._new_dkeys().transpose(0, 1)), microstates)
 
     def w_query(self) -> Tensor:
-        return self._of_scorer(self._dquery(), self.buffers.h_hat[self.first :])
+        return self._of_scorer(self._dquery(), self.h_read)
 
     def scorer_bias(self) -> Tensor:
         bias = self.parameters.scorer_bias
@@ -98,9 +103,9 @@ class Gradients:
 
     def w_incorporate(self) -> Tensor:
         assert self.buffers.summary is not None
-        dincorporated = self._dincorporated()
-        factors = self.buffers.h_hat[self.first :], self.buffers.summary[self.first :]
-        return torch.cat([self._outer(dincorporated, factor) for factor in factors], dim=1)
+        left_t = as_type(self._dincorporated(), self.compute).t()
+        factors = self.h_read, self.buffers.summary[self.first :]
+        return torch.cat([self._outer(left_t, factor) for factor in factors], dim=1)
 
     def b_incorporate(self) -> Tensor:
         return self._total(self._dincorporated())
@@ -111,13 +116,14 @@ class Gradients:
 
     def _new_dkeys(self) -> Tensor:
         """Of the keys of this pass, [B, S - F, d]."""
-        assert self.work.dkeys is not None
-        return self.work.dkeys[:, self.plan.first_slots :]
+        dkeys, first = self.work.dkeys, self.plan.first_slots
+        assert dkeys is not None
+        return dkeys[:, first:] if first > 0 else dkeys
 
     def _dquery(self) -> Tensor:
         """Of the steps that read, [steps * B, d]."""
-        assert self.work.dquery is not None
-        return self.work.dquery[self.first * self.plan.batch :]
+        assert self.dquery is not None
+        return self.dquery
 
     def _dincorporated(self) -> Tensor:
         """Of the steps that read, [steps * B, n]."""
@@ -125,12 +131,12 @@ class Gradients:
         return self.work.dincorporated[self.first * self.plan.batch :]
 
     def _of_scorer(self, left: Tensor, states: Tensor) -> Tensor:
-        gradient = self._outer(left, SCORERS[str(self.plan.config.scorer)].mark(states))
+        gradient = self._outer(left.t(), SCORERS[str(self.plan.config.scorer)].mark(states))
         return gradient.squeeze(0) if self.plan.is_affine else gradient
 
-    def _outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """Sum over steps and rows of the outer products: [T * B, p] and [T, B, q] to [p, q]."""
-        return product(as_type(left, self.compute).t(), self._rows(right), self.dtype)
+    def _outer(self, left_t: Tensor, right: Tensor) -> Tensor:
+        """Sum over steps and rows of the outer products: [p, T * B] of the compute type and [T, B, q] to [p, q]."""
+        return product(left_t, self._rows(right), self.dtype)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """[T, B, p] as [T * B, p] of the compute type, with at most one copy."""

@@ -42,7 +42,7 @@ from sab.ops.types import LayerResult, LayerState, LayerWeights
 from sab.parts.cells import CELLS
 from sab.parts.scorers import ScorerWeights
 
-_PLAIN = (torch.nn.Parameter, type(None), Tensor)
+_PLAIN = frozenset((torch.nn.Parameter, type(None), Tensor))
 """The types of arguments that are nothing but tensors."""
 _FRESH = Initial()
 
@@ -69,17 +69,17 @@ def run(
     scorer = weights.scorer if config.k_top > 0 else ScorerWeights()
     parameters = Parameters(*weights[:4], *scorer, *weights[5:])
     options = Options(
-        engine=engine,
-        cell=cell_name,
-        scorer=config.scorer if isinstance(config.scorer, str) else DEFAULT_SCORER,  # a callable: there is no memory
-        weighting=config.weighting,
-        forward=config.forward,
-        incorporate=config.incorporate,
-        k_top=config.k_top,
-        k_att=config.k_att,
-        k_trunc=config.k_trunc or 0,
-        seen=seen,
-        compute=precision.compute_type(x, weights),
+        engine,
+        cell_name,
+        config.scorer if isinstance(config.scorer, str) else DEFAULT_SCORER,  # a callable: there is no memory
+        config.weighting,
+        config.forward,
+        config.incorporate,
+        config.k_top,
+        config.k_att,
+        config.k_trunc or 0,
+        seen,
+        precision.compute_type(x, weights),
     )
     tensors = (*given, *initial, *parameters)
     saves = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
@@ -103,10 +103,7 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
     """
     if torch_private.is_observed():
         return False
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN:
-            return False
-    return tensors[0].device.type in precision.DEVICES
+    return _PLAIN.issuperset(map(type, tensors)) and tensors[0].device.type in precision.DEVICES
 
 
 def _forward(given: Given, initial: Initial, parameters: Parameters, options: Options, saves: bool) -> list[Tensor]:

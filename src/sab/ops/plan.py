@@ -84,8 +84,8 @@ def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> s
     if compute not in precision.TYPES:
         return f"it does not compute in {compute}"
     dtype, device = weights.w_hh.dtype, x.device
-    for weight in (*weights, *weights.scorer):
-        if isinstance(weight, Tensor) and (weight.dtype != dtype or weight.device != device):
+    for weight in (*weights[:4], *weights.scorer, *weights[5:]):
+        if weight is not None and (weight.dtype != dtype or weight.device != device):
             return "the parameters differ from the input in type or device"
     if not torch.compiler.is_compiling() and torch_private.are_transforms_active():
         return "function transforms are active"

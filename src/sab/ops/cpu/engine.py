@@ -66,7 +66,8 @@ class _Arguments(ctypes.Structure):
 
     def set(self, **values: Tensor | int | None) -> None:
         for name, value in values.items():
-            setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
+            if value is not None:
+                setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
