@@ -136,6 +136,14 @@ class SABState:
         )
         return replaced._with_seen(self._seen)
 
+    def _seen_by_all(self) -> int | None:
+        """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
+        is_known = self._seen is not None and (self.numbers.device.type != "cpu" or not self.numbers.numel())
+        if torch.compiler.is_compiling() or is_known:
+            return self._seen  # a look at the tensors would break the graph or wait for the device, or they are empty
+        first = int(self.steps[0])
+        return None if (self.steps != first).any() or (self.numbers < 0).any() else first
+
     def _with_seen(self, seen: int | None) -> SABState:
         """This state, for which it is now known how many steps all rows have seen."""
         object.__setattr__(self, "_seen", seen)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sab.errors import UserTypeError, UserValueError, check_int
 from sab.layers import SABGRU, SABLSTM, SABRNN
+from sab.ops import schedule
 from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay
 from sab.state import Attention, SABState
 
@@ -93,7 +94,7 @@ class Trace:
     @property
     def kept_at(self) -> Tensor:
         """The steps whose hidden states each step selected, as `numbers`, [T, k]; 0 where fewer were."""
-        return (self.numbers + 1) * self.k_att
+        return schedule.kept_at(self.numbers, self.k_att)
 
 
 def trace(
@@ -224,7 +225,7 @@ class _Call:
         to_h, *to_c = (tensor.select(1, row) if self.is_batched else tensor for tensor in to_state)
         numbers = self.of_each_layer(attention.numbers, row)
         to_weights = self.of_each_layer(to_weights, row).masked_fill(numbers < 0, 0.0)
-        microstates = self.steps // self.layer.config.k_att
+        microstates = schedule.next_number(self.steps, self.layer.config.k_att)
         by_number = to_weights.new_zeros(*to_weights.shape[:2], microstates + 1)
         by_number.scatter_add_(-1, torch.where(numbers < 0, microstates, numbers), to_weights)
         summaries = self.of_each_layer(to_summary, row)
@@ -339,7 +340,7 @@ def _replays(call: _Call, row: int) -> list[Replay]:
     if isinstance(config.scorer, nn.Module):
         config = replace(config, scorer=call.layer.scorer)  # it may have been replaced
     # As many as there can be at most: a selection is padded to k_top.
-    config = replace(config, k_top=min(config.k_top, call.steps // config.k_att))
+    config = replace(config, k_top=min(config.k_top, schedule.next_number(call.steps, config.k_att)))
     made: list[Replay] = []
     for index, selected in enumerate(numbers):
         made.append(replay(x, selected, Layer(call.layer._weights(index), call.layer.cell, config)))

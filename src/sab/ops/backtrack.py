@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import reference
+from sab.ops import reference, schedule
 from sab.ops.types import LayerState, LayerWeights, fresh_state
-from sab.parts.cells import CELLS
 from sab.parts.scorers import SCORERS
 from sab.state import Attention
 
@@ -110,16 +109,16 @@ _APART = 2
 @torch.no_grad()
 def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
     """Run x [T, input_size] with the selections that were made, `numbers` [T, k]."""
-    config, has_c = layer.config, CELLS[layer.cell].has_c
-    start = fresh_state(x.unsqueeze(1), layer.weights, has_c)
+    config = layer.config
+    start = fresh_state(x.unsqueeze(1), layer.weights, layer.cell, config)
     h = start.h.new_zeros(len(x) + 1, start.h.shape[-1])
-    c = torch.zeros_like(h) if has_c else None
+    c = None if start.c is None else torch.zeros_like(h)
     # With these a step's result depends on more than the microstates that it selected.
     sees_all = config.forward == "dense" or callable(config.scorer)
     reads: list[Attention] = []
     slots: list[list[int]] = []
     for t, selected in enumerate(numbers.tolist()):
-        kept = range(t // config.k_att if config.k_top > 0 else 0)
+        kept = range(schedule.next_number(t, config.k_att) if config.k_top > 0 else 0)
         slots.append(list(kept) if sees_all else [number for number in selected if number >= 0])
         now = slice(t, t + 1)
         microstates = _microstates(h, slots[t], config).unsqueeze(0)
@@ -134,11 +133,7 @@ def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
 
 def _microstates(h: Tensor, slots: Sequence[int], config: SABConfig) -> Tensor:
     """The microstates of these numbers, [slots, n], of the hidden states before the first step and after each."""
-    return h[[_kept_at(number, config) for number in slots]]
-
-
-def _kept_at(number: int, config: SABConfig) -> int:
-    return (number + 1) * config.k_att
+    return h[[schedule.kept_at(number, config.k_att) for number in slots]]
 
 
 def _step(
@@ -178,7 +173,7 @@ def backtrack(run: Replay, arriving: Arriving, max_hops: int | None, max_paths: 
         state, skipped, to_x = _through(run, t, front.gradients, arriving)
         x[t] = to_x.sum(0)
         for place, number in enumerate(run.slots[t]):
-            hop = Skip(t + 1, _kept_at(number, run.layer.config))
+            hop = Skip(t + 1, schedule.kept_at(number, run.layer.config.k_att))
             brought = _over(hop, front.paths, skipped[:, place], max_hops, size)
             landing[hop.kept_at] = _largest(_joined(landing.get(hop.kept_at, nothing), brought), max_paths)
         front = _Bundle(front.paths, state)
