@@ -90,7 +90,7 @@ class _SABLayer(nn.Module):
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
                 f"dropout acts between layers, so dropout={dropout} does nothing with num_layers=1.",
-                stacklevel=2 if type(self).__init__ is _SABLayer.__init__ else 3,  # at the caller's own line
+                stacklevel=2 if type(self).__init__ is _SABLayer.__init__ else 3,  # at the caller's line
             )
         if isinstance(self.config.scorer, nn.Module):
             self.scorer = self.config.scorer  # registers its parameters; one module serves all layers and directions
@@ -220,8 +220,8 @@ class _SABLayer(nn.Module):
 
         `input` is as for `torch.nn.LSTM`: [T, B, input_size], [B, T, input_size] with `batch_first`, [T, input_size]
         unbatched, or a PackedSequence. `hx` is what an earlier call returned, or `torch.nn`'s own form, `(h, c)` for
-        an LSTM and `h` for the others, which starts with an empty memory. `lengths` [B] tells how many steps of each
-        row are real: padding is not read, not kept, and gives output 0.
+        an LSTM and `h` for the others, which starts with an empty memory. `lengths` [B] is the number of real steps of
+        each row: padding is not read, not kept, and has output 0.
 
         Returns `(output, state)`, and with `return_attention` a third value, an `Attention`, always padded.
         """
@@ -240,9 +240,9 @@ class _SABLayer(nn.Module):
     ) -> tuple[Tensor, SABState, Callable[[], Attention]]:
         x, lengths, config = sequences.x, sequences.lengths, self.config
         if isinstance(config.scorer, nn.Module):
-            config = replace(config, scorer=self.scorer)  # it may have been replaced, by a wrapper of it say
+            config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
-        if config.k_top > most:  # so many there are not, and buffers of k_top would be all padding
+        if config.k_top > most:  # there are never more, and larger buffers would be padding
             config = _with_k_top(config, most)
         results: list[LayerResult] = []
         seen = 0 if state is None else state._seen_by_all()
@@ -274,10 +274,10 @@ class _SABLayer(nn.Module):
         seen = None if seen is None else _seen_after(seen, x.shape[0], lengths)
         if _is_made_at_once(x):
             return x, end()._with_seen(seen), attention
-        return x, SABState._made_when_asked_for(end, seen), attention
+        return x, SABState._on_demand(end, seen), attention
 
     def _weights(self, index: int) -> LayerWeights:
-        # As attributes they may be ones that a parametrization computes.
+        # By attribute, since a parametrization may compute them.
         values = [None if name is None else getattr(self, name) for name in self._names[index]]
         return LayerWeights._make([*values[:4], ScorerWeights._make(values[4:8]), *values[8:]])
 
@@ -354,21 +354,21 @@ class _SABLayer(nn.Module):
 
 
 class SABLSTM(_SABLayer):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` tells what the keyword-only options do."""
+    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
 class SABGRU(_SABLayer):
-    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` tells what the keyword-only options do."""
+    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
 class SABRNN(_SABLayer):
-    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` tells what the other `options` do."""
+    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` documents the other `options`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN

@@ -62,7 +62,7 @@ class Parameters(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a call does, besides its tensors."""
+    """What a call does, apart from its tensors."""
 
     engine: str
     cell: str

@@ -70,10 +70,10 @@ class Buffers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the backward loop reads and writes besides; of the state type where no other is stated."""
+    """The gradients that the backward loop reads and writes; of the state type where no other is stated."""
 
     dstore: Tensor | None
-    """Of `store`; from outside before the loop, whole after it. None after the loop where nobody reads it."""
+    """Of `store`; from outside before the loop, whole after it. None after the loop where it is not read."""
     dc: Tensor | None
     """Of the initial c, [B, n]."""
     dcells: Tensor | None

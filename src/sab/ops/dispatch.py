@@ -47,7 +47,7 @@ def _triton_unsupported(
 
 @torch.compiler.assume_constant_result
 def triton_unavailable() -> str | None:
-    """Why the Triton kernels cannot be had, or None where they can."""
+    """Why there are no Triton kernels, or None where there are."""
     return _triton_unavailable()
 
 

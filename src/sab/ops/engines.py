@@ -45,7 +45,7 @@ class Engine(Protocol):
 
 
 def engine_named(name: str) -> Engine:
-    """The module of an engine, imported when it is first asked for."""
+    """The module of an engine, imported at the first call."""
     if name not in _imported:
         _imported[name] = importlib.import_module(ENGINES[name])
     return _imported[name]

@@ -163,7 +163,7 @@ def _backward(
     *,
     is_last: bool = False,
 ) -> list[Tensor]:
-    """The gradients of the inputs that need one. is_last: nobody reads what was saved again."""
+    """The gradients of the inputs that need one. is_last: what was saved is not read again."""
     buffers = unpack_buffers(saved, given.lengths, options)
     plan, weights, loops = _plan_of(buffers, options), parameters.of_loops(), engine_named(options.engine)
     names = [name for name, needed in zip(INPUTS, needs, strict=True) if needed]

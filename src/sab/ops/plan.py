@@ -1,4 +1,4 @@
-"""What a pass over a sequence does, besides its tensors, and what it asks of a call."""
+"""The plan of a pass over a sequence: its sizes and its schedule, and which calls have one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_plan(
 
 
 def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> str | None:
-    """Why there can be no plan for a call, whatever runs it, or None where there can."""
+    """Why no engine can run a call, or None where one may."""
     compute = precision.compute_type(x, weights)
     if compute not in precision.TYPES:
         return f"it does not compute in {compute}"

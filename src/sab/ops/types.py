@@ -53,7 +53,7 @@ class LayerState(NamedTuple):
 
 
 class LayerResult(NamedTuple):
-    """What running a sequence gives; what few callers look at is made when it is asked for."""
+    """The result of running a sequence; state and attention are made on demand, since few callers read them."""
 
     output: Tensor
     """Hidden states, [T, B, n]; 0 past a row's length."""
