@@ -6,26 +6,23 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
+from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
-from sab.ops.operation import is_autocast
-from sab.ops.types import LayerResult, LayerState, LayerWeights
+from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_states
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS
 from sab.parts.scorers import ScorerWeights
 from sab.state import Attention, SABState
 
-Input = Tensor | PackedSequence
-InitialState = SABState | Tensor | tuple[Tensor, ...]
-
-_AUTOCAST_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "bias": "attn_bias", "v": "attn_v"}
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
 _PARAMETERS = (
@@ -36,12 +33,13 @@ _PARAMETERS = (
 """Names of a layer's parameters in the order of `LayerWeights`."""
 
 
-class _SABLayer(nn.Module):
-    """What the three layers share; the cell makes the difference."""
+class SABLayer(nn.Module):
+    """What all layers share; the cell makes the difference. A subclass for another cell sets `cell`."""
 
     cell: str
     """Name of the cell, of those in `sab.parts.registry.CELLS`."""
-    _torch_class: ClassVar[type[nn.RNNBase]]
+    _torch_class: ClassVar[type[nn.RNNBase] | None] = None
+    """The layer of `torch.nn` with this cell, if there is one."""
     weight_hh_l0: nn.Parameter
 
     def __init__(
@@ -92,7 +90,7 @@ class _SABLayer(nn.Module):
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
                 f"dropout acts between layers, so dropout={dropout} does nothing with num_layers=1.",
-                stacklevel=2 if type(self).__init__ is _SABLayer.__init__ else 3,  # at the caller's own line
+                stacklevel=2 if type(self).__init__ is SABLayer.__init__ else 3,  # at the caller's line
             )
         if isinstance(self.config.scorer, nn.Module):
             self.scorer = self.config.scorer  # registers its parameters; one module serves all layers and directions
@@ -107,6 +105,7 @@ class _SABLayer(nn.Module):
             for name, shape in shapes.items():
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
             self._names.append([name + suffix if name in shapes else None for name in _PARAMETERS])
+        self._key_size = key_size(self._weights(0), self.config)
         self.reset_parameters()
 
     def _shapes(self, index: int) -> dict[str, tuple[int, ...]]:
@@ -141,19 +140,22 @@ class _SABLayer(nn.Module):
         return self.hidden_size if self.config.attention_size is None else self.config.attention_size
 
     @property
-    def _key_size(self) -> int:
-        if self.config.k_top == 0 or not isinstance(self.config.scorer, str):
-            return 0
-        return 1 if self._is_affine else self._attention_size
-
-    @property
-    def _is_affine(self) -> bool:
-        return isinstance(self.config.scorer, str) and SCORERS[self.config.scorer].query_cancels
+    def _form(self) -> Form:
+        return Form(
+            self.input_size,
+            self.hidden_size,
+            len(self._suffixes),
+            self.batch_first,
+            CELLS[self.cell].has_c,
+            self.config.k_top > 0,
+            self._key_size,
+            self._dtype,
+        )
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew: those of the cell first and as `torch.nn` does, so that with the same random
         seed this layer and `torch.nn`'s start from the same cell; then those of the scorer, likewise uniform within
-        1/sqrt(hidden_size). `incorporate='concat'` starts as `add`."""
+        1/sqrt(hidden_size); those of the incorporation as it says (`concat` starts as `add`)."""
         bound = 1 / math.sqrt(self.hidden_size)
         is_cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for name, parameter in self.named_parameters(recurse=False):
@@ -162,12 +164,11 @@ class _SABLayer(nn.Module):
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("attn_"):
                 nn.init.uniform_(parameter, -bound, bound)
-            elif name.startswith("incorporate_weight"):
-                identity = torch.eye(self.hidden_size, device=parameter.device, dtype=parameter.dtype)
-                with torch.no_grad():
-                    parameter.copy_(torch.cat([identity, identity], dim=1))
-            elif name.startswith("incorporate_bias"):
-                nn.init.zeros_(parameter)
+        start = INCORPORATIONS[self.config.incorporate].start
+        if start is not None and self.config.k_top > 0:
+            with torch.no_grad():
+                for suffix in self._suffixes:
+                    start(*(self.get_parameter(f"incorporate_{name}{suffix}") for name in ("weight", "bias")))
 
     def flatten_parameters(self) -> None:
         """Does nothing; here so that code written for `torch.nn`'s layers runs unchanged."""
@@ -218,186 +219,85 @@ class _SABLayer(nn.Module):
 
         `input` is as for `torch.nn.LSTM`: [T, B, input_size], [B, T, input_size] with `batch_first`, [T, input_size]
         unbatched, or a PackedSequence. `hx` is what an earlier call returned, or `torch.nn`'s own form, `(h, c)` for
-        an LSTM and `h` for the others, which starts with an empty memory. `lengths` [B] tells how many steps of each
-        row are real: padding is not read, not kept, and gives output 0.
+        an LSTM and `h` for the others, which starts with an empty memory. `lengths` [B] is the number of real steps of
+        each row: padding is not read, not kept, and has output 0.
 
         Returns `(output, state)`, and with `return_attention` a third value, an `Attention`, always padded.
         """
-        x, lengths, packed = self._time_major(input, lengths)
-        unbatched = isinstance(input, Tensor) and input.dim() == 2
-        hx = self._initial_state(hx, x, unbatched)
-        output, state, make_attention = self._run_layers(x, lengths, hx)
-        result: Input = output
-        if unbatched:
-            result, state = output.squeeze(1), state._without_batch()
-        elif self.batch_first:
-            result = output.transpose(0, 1)
-        if packed is not None:
-            result = _pack_like(packed, output)
+        form = self._form
+        sequences = time_major(input, lengths, form)
+        output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
+        if sequences.is_unbatched:
+            state = state._without_batch()
         if not return_attention:
-            return result, state
-        attention = make_attention()
-        if unbatched:
-            attention = attention.map(lambda tensor: tensor.squeeze(-2))
-        elif self.batch_first:
-            attention = attention.map(lambda tensor: tensor.transpose(-3, -2))
-        missing = self.config.k_top - attention.numbers.shape[-1]
-        padded = F.pad(attention.numbers, (0, missing), value=-1), F.pad(attention.weights, (0, missing))
-        return result, state, Attention(*padded, attention.summary)
-
-    def _time_major(self, input: Input, lengths: Tensor | None) -> tuple[Tensor, Tensor | None, PackedSequence | None]:
-        """The input as [T, B, input_size] with zeros for padding, the lengths on the CPU, and the packing if any."""
-        packed = input if isinstance(input, PackedSequence) else None
-        if packed is not None:
-            if lengths is not None:
-                raise UserValueError(
-                    "lengths must be None where the input is a PackedSequence, which has its own.", "lengths"
-                )
-            x, lengths = pad_packed_sequence(packed)
-        elif isinstance(input, Tensor):
-            x = input
-        else:
-            raise UserTypeError(f"input must be a tensor or a PackedSequence; got {type(input).__name__}.", "input")
-        form = "[B, T, input_size]" if self.batch_first else "[T, B, input_size]"
-        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
-            raise UserValueError(
-                f"input must be of shape {form} or [T, input_size] with input_size {self.input_size}; "
-                f"got {list(x.shape)}.",
-                "input",
-            )
-        if x.dtype != self._dtype and not (is_autocast(x.device.type) and x.dtype in _AUTOCAST_TYPES):
-            raise UserTypeError(f"input must be of the layer's type {self._dtype}; got {x.dtype}.", "input")
-        unbatched = x.dim() == 2
-        if unbatched:
-            x = x.unsqueeze(1)
-        elif self.batch_first and packed is None:
-            x = x.transpose(0, 1)
-        if 0 in x.shape:
-            raise UserValueError(
-                f"input must have at least one step and one row; got shape {list(x.shape)} as [T, B, input_size].",
-                "input",
-            )
-        if lengths is not None:
-            lengths = _check_lengths(lengths, x.shape[0], x.shape[1], unbatched)
-            padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
-            x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
-        if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
-            # On a GPU the look would wait for the device, so there NaN goes through as in torch.nn.
-            step, row, _ = torch.isnan(x).nonzero()[0].tolist()
-            raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
-        return x, lengths, packed
-
-    def _initial_state(self, hx: InitialState | None, x: Tensor, unbatched: bool) -> SABState | None:
-        """`hx` as a SABState of this layer, checked; None where there is none."""
-        if hx is None:
-            return None
-        if isinstance(hx, SABState):
-            state = hx._with_batch() if unbatched and hx.h.dim() == 2 else hx
-            self._check_state(state, x, unbatched)
-            return state
-        layers, batch, n, dtype = len(self._suffixes), x.shape[1], self.hidden_size, self._dtype
-        has_c = CELLS[self.cell].has_c
-        given = _as_tensors(hx, "(h, c) or a SABState" if has_c else "h or a SABState", 2 if has_c else 1)
-        if unbatched:
-            given = [tensor.unsqueeze(1) for tensor in given]
-        state = SABState(
-            h=given[0],
-            c=given[1] if has_c else None,
-            microstates=x.new_zeros(layers, batch, 0, n, dtype=dtype),
-            keys=x.new_zeros(layers, batch, 0, self._key_size, dtype=dtype),
-            numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
-            steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
-        )._with_seen(0)
-        self._check_state(state, x, unbatched)
-        return state
-
-    def _check_state(self, state: SABState, x: Tensor, unbatched: bool) -> None:
-        layers, batch, n = len(self._suffixes), x.shape[1], self.hidden_size
-        slots = state.microstates.shape[2] if state.microstates.dim() == 4 and self.config.k_top > 0 else 0
-        expected = {
-            "h": [layers, batch, n],
-            "c": [layers, batch, n] if CELLS[self.cell].has_c else None,
-            "microstates": [layers, batch, slots, n],
-            "keys": [layers, batch, slots, self._key_size],
-            "numbers": [layers, batch, slots],
-            "steps": [batch],
-        }
-        for name, shape in expected.items():
-            tensor = getattr(state, name)
-            given = None if tensor is None else list(tensor.shape)
-            if given != shape:
-                if unbatched:  # told as the caller sees them, without a batch
-                    shape, given = (told and told[:1] + told[2:] for told in (shape, given))
-                raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
-            dtype = torch.int64 if name in ("numbers", "steps") else self._dtype
-            if tensor is not None and tensor.dtype != dtype:
-                raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
-        if not torch.compiler.is_compiling() and state.steps.min() < 0:
-            raise UserValueError(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
+            return sequences.restore(output), state
+        attention = sequences.restore_attention(make_attention(), self.config.k_top)
+        return sequences.restore(output), state, attention
 
     def _run_layers(
-        self, x: Tensor, lengths: Tensor | None, state: SABState | None
+        self, sequences: Sequences, state: SABState | None
     ) -> tuple[Tensor, SABState, Callable[[], Attention]]:
-        config = self.config
+        x, lengths, config = sequences.x, sequences.lengths, self.config
         if isinstance(config.scorer, nn.Module):
-            config = replace(config, scorer=self.scorer)  # it may have been replaced, by a wrapper of it say
-        most = math.ceil(len(x) / config.k_att) + (0 if state is None else state.microstates.shape[2])
-        if config.k_top > most:  # so many there are not, and buffers of k_top would be all padding
-            config = replace(config, k_top=most)
+            config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
+        most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
+        if config.k_top > most:  # there are never more, and larger buffers would be padding
+            config = _with_k_top(config, most)
         results: list[LayerResult] = []
-        seen = 0 if state is None else _seen(state)
+        seen = 0 if state is None else state._seen_by_all()
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
                 index = layer * self._directions + direction
-                x_directed = _reverse(x, lengths) if direction == 1 else x
-                layer_state = None if state is None else _layer_state(state, index, seen)
+                x_directed = reverse(x, lengths) if direction == 1 else x
+                layer_state = None if state is None else LayerState.of(state, index, seen)
                 result = dispatch.recurrence(x_directed, lengths, layer_state, self._weights(index), self.cell, config)
                 results.append(result)
-                outputs.append(_reverse(result.output, lengths) if direction == 1 else result.output)
+                outputs.append(reverse(result.output, lengths) if direction == 1 else result.output)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
 
         def end() -> SABState:
-            return _stack_states([make() for make in states])
+            return stack_states([make() for make in states])
 
         def attention() -> Attention:
             attentions = [result.attention() for result in results]
             if self.bidirectional:
                 attentions[1::2] = [
-                    backward.map(lambda tensor: _reverse(tensor, lengths)) for backward in attentions[1::2]
+                    backward.map(lambda tensor: reverse(tensor, lengths)) for backward in attentions[1::2]
                 ]
-            return _stack_attentions(attentions)
+            return stack_attentions(attentions)
 
         states = [result.state for result in results]
-        seen = None if seen is None else _seen_after(seen, len(x), lengths)
+        seen = None if seen is None else _seen_after(seen, x.shape[0], lengths)
         if _is_made_at_once(x):
             return x, end()._with_seen(seen), attention
-        return x, SABState._made_when_asked_for(end, seen), attention
+        return x, SABState._on_demand(end, seen), attention
 
     def _weights(self, index: int) -> LayerWeights:
-        # As attributes they may be ones that a parametrization computes.
+        # By attribute, since a parametrization may compute them.
         values = [None if name is None else getattr(self, name) for name in self._names[index]]
         return LayerWeights._make([*values[:4], ScorerWeights._make(values[4:8]), *values[8:]])
 
     def backend_for(self, input: Input, hx: InitialState | None = None) -> str:
         """Name of the backend that a call with these arguments takes."""
-        x, _, _ = self._time_major(input, None)
-        state = self._initial_state(hx, x, isinstance(input, Tensor) and input.dim() == 2)
-        layer_state = None if state is None else _layer_state(state, 0, _seen(state))
-        return dispatch.choose(x, layer_state, self._weights(0), self.cell, self.config)
+        sequences = time_major(input, None, self._form)
+        state = initial_state(hx, sequences, self._form)
+        layer_state = None if state is None else LayerState.of(state, 0, state._seen_by_all())
+        return dispatch.choose(sequences.x, layer_state, self._weights(0), self.cell, self.config)
 
     def compact(self, state: SABState) -> SABState:
         """The smallest state that continues exactly as `state` does.
 
-        The affine scorers never select again what once fell out of the k_top best, so for them, with a sparse
-        forward, k_top microstates are all that is kept; for everything else this is `state` itself.
+        Where the query cancels, as in the affine scorers, what once fell out of the k_top best is never selected
+        again: with a sparse forward k_top microstates remain. For everything else this is `state` itself.
         """
         if not isinstance(state, SABState):
             raise UserTypeError(f"state must be a SABState; got {type(state).__name__}.", "state")
-        slots, k = state.microstates.shape[-2], self.config.k_top
-        if not self._is_affine or self.config.forward == "dense" or slots <= k:
+        slots, k, scorer = state.microstates.shape[-2], self.config.k_top, self.config.scorer
+        query_cancels = isinstance(scorer, str) and SCORERS[scorer].query_cancels
+        if not query_cancels or self.config.forward == "dense" or slots <= k:
             return state
         scores = state.keys.squeeze(-1).masked_fill(state.numbers < 0, -torch.inf)
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values
@@ -415,9 +315,10 @@ class _SABLayer(nn.Module):
 
         With `k_top=0, k_trunc=None` its outputs and gradients are those of `module`.
         """
-        if not isinstance(module, cls._torch_class):
+        torch_class = cls._of_torch()
+        if not isinstance(module, torch_class):
             raise UserTypeError(
-                f"module must be a torch.nn.{cls._torch_class.__name__}; got {type(module).__name__}.", "module"
+                f"module must be a torch.nn.{torch_class.__name__}; got {type(module).__name__}.", "module"
             )
         if module.proj_size > 0:
             raise UserValueError(f"module must have proj_size 0; got {module.proj_size}.", "module")
@@ -427,9 +328,15 @@ class _SABLayer(nn.Module):
                 layer.get_parameter(name).copy_(parameter)
         return layer.train(module.training)
 
+    @classmethod
+    def _of_torch(cls) -> type[nn.RNNBase]:
+        if cls._torch_class is None:
+            raise UserTypeError(f"torch.nn must have a layer with the cell {cls.cell!r} for this; it has none.")
+        return cls._torch_class
+
     def to_torch(self) -> nn.RNNBase:
         """A `torch.nn` layer with this layer's cell: what is left of it without its memory."""
-        module = self._torch_class(**_constructor_arguments(self))
+        module = self._of_torch()(**_constructor_arguments(self))
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 parameter.copy_(self.get_parameter(name))
@@ -452,22 +359,22 @@ class _SABLayer(nn.Module):
         return ", ".join(parts)
 
 
-class SABLSTM(_SABLayer):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` tells what the keyword-only options do."""
+class SABLSTM(SABLayer):
+    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
-class SABGRU(_SABLayer):
-    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` tells what the keyword-only options do."""
+class SABGRU(SABLayer):
+    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
-class SABRNN(_SABLayer):
-    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` tells what the other `options` do."""
+class SABRNN(SABLayer):
+    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` documents the other `options`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN
@@ -486,12 +393,12 @@ class SABRNN(_SABLayer):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+        choices = [cell.removeprefix("rnn_") for cell in CELLS if cell.startswith("rnn_")]
+        self.cell = f"rnn_{check_choice('nonlinearity', nonlinearity, choices)}"
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, **options
         )
         self.nonlinearity = nonlinearity
-        self.cell = f"rnn_{nonlinearity}"
 
 
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
@@ -503,53 +410,15 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names} | {"device": weight.device, "dtype": weight.dtype}
 
 
-def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
-    """`torch.nn`'s form of a state as a list of its tensors."""
-    if not isinstance(hx, Tensor | tuple | list):
-        raise UserTypeError(f"hx must be {allowed}; got {type(hx).__name__}.", "hx")
-    given = [hx] if isinstance(hx, Tensor) else list(hx)
-    for tensor in given:
-        if not isinstance(tensor, Tensor):
-            kind = "None" if tensor is None else type(tensor).__name__
-            raise UserTypeError(f"hx must be {allowed}; got {kind} in it.", "hx")
-    if len(given) != count:
-        raise UserValueError(f"hx must be {allowed}; got {len(given)} tensors.", "hx")
-    return given
+def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
+    if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
+        return replace(config, k_top=k_top)
+    return _replaced(config, k_top)
 
 
-def _check_lengths(lengths: Any, steps: int, batch: int, unbatched: bool) -> Tensor:
-    allowed = f"lengths must be {batch} whole numbers, one a row, from 1 to {steps}"
-    try:
-        lengths = torch.as_tensor(lengths, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        raise UserTypeError(f"{allowed}; got {lengths!r}.", "lengths") from None
-    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise UserTypeError(f"{allowed}; got {lengths.dtype}.", "lengths")
-    if unbatched and lengths.dim() == 0:
-        lengths = lengths.unsqueeze(0)
-    if lengths.shape != (batch,):
-        raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
-        raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
-    return lengths.to(torch.int64)
-
-
-def _reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
-    """Each row of [T, B, ...] backwards in time, its padding left where it is."""
-    if lengths is None:
-        return sequence.flip(0)
-    step = torch.arange(sequence.shape[0], device="cpu").unsqueeze(1)
-    source = torch.where(step < lengths, lengths - 1 - step, step).to(sequence.device)
-    return sequence.gather(0, source.unsqueeze(-1).expand_as(sequence))
-
-
-def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
-    """[T, B, n] in the order of the batch, packed as `packed` is."""
-    sizes = packed.batch_sizes
-    if packed.sorted_indices is not None:
-        padded = padded[:, packed.sorted_indices]
-    data = torch.cat([padded[step, :size] for step, size in enumerate(sizes.tolist())])
-    return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+@lru_cache(maxsize=256)
+def _replaced(config: SABConfig, k_top: int) -> SABConfig:
+    return replace(config, k_top=k_top)  # its checks take a tenth of the time of a small call
 
 
 def _is_made_at_once(x: Tensor) -> bool:
@@ -557,54 +426,7 @@ def _is_made_at_once(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _seen(state: SABState) -> int | None:
-    """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
-    if torch.compiler.is_compiling() or (
-        state._seen is not None and (state.numbers.device.type != "cpu" or not state.numbers.numel())
-    ):
-        return state._seen  # to look would break the graph or wait for the device, or there is nothing to look at
-    first = int(state.steps[0])
-    return None if (state.steps != first).any() or (state.numbers < 0).any() else first
-
-
 def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:
     if lengths is None:
         return seen + steps
     return None if torch.compiler.is_compiling() or (lengths != steps).any() else seen + steps
-
-
-def _layer_state(state: SABState, index: int, seen: int | None) -> LayerState:
-    return LayerState(
-        h=state.h[index],
-        c=None if state.c is None else state.c[index],
-        microstates=state.microstates[index],
-        keys=state.keys[index],
-        numbers=state.numbers[index],
-        steps=state.steps,
-        seen=seen,
-    )
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)  # one: a view, no copy
-
-
-def _stack_states(states: list[LayerState]) -> SABState:
-    return SABState(
-        h=_stack([state.h for state in states]),
-        c=_stack([state.c for state in states if state.c is not None]) if states[0].c is not None else None,
-        microstates=_stack([state.microstates for state in states]),
-        keys=_stack([state.keys for state in states]),
-        numbers=_stack([state.numbers for state in states]),
-        steps=states[0].steps,
-    )
-
-
-def _stack_attentions(attentions: list[Attention]) -> Attention:
-    if len(attentions) == 1:
-        return attentions[0]
-    return Attention(
-        torch.stack([attention.numbers for attention in attentions]),
-        torch.stack([attention.weights for attention in attentions]),
-        torch.stack([attention.summary for attention in attentions]),
-    )

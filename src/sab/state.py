@@ -1,4 +1,4 @@
-"""What a layer carries from one piece of a sequence to the next, and what it tells of its attention."""
+"""SABState, which a layer carries from one piece of a sequence to the next, and Attention, which it returns."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class SABState:
     steps: Tensor
     """How many steps each row has seen, [B], int64, always on the CPU (like the lengths of a PackedSequence)."""
     _seen: int | None = field(default=None, init=False, repr=False)
-    """How many steps all rows have seen where every row uses every slot, so that no one need look at `numbers`, which
-    on a GPU would wait for the device; None where that is not known. `dataclasses.replace` forgets it."""
+    """How many steps all rows have seen where every row uses every slot; None where that is unknown. It saves reading
+    `numbers`, which on a GPU would wait for the device. `dataclasses.replace` drops it."""
 
     @classmethod
-    def _made_when_asked_for(cls, make: Callable[[], SABState], seen: int | None) -> SABState:
-        """The state that `make` gives, which is called when one of its tensors is first looked at.
+    def _on_demand(cls, make: Callable[[], SABState], seen: int | None) -> SABState:
+        """The state that `make` returns, called at the first access to one of its tensors.
 
-        Most states never are: on a GPU it may take longer to make one than to run the layer.
+        Most states are never accessed, and on a GPU it may take longer to make one than to run the layer.
         """
         state = object.__new__(cls)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -66,7 +66,7 @@ class SABState:
         pending = self.__dict__.get("_make")
         if pending is not None:
             make, (grad, inference) = pending
-            # As where the layer was called: a look at it under no_grad does not cut it off from its gradient.
+            # In the modes of the layer's call: an access under no_grad does not cut the state off from its gradient.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 made = make()
             for name in _FIELDS:
@@ -136,8 +136,17 @@ class SABState:
         )
         return replaced._with_seen(self._seen)
 
+    def _seen_by_all(self) -> int | None:
+        """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
+        if torch.compiler.is_compiling() or (
+            self._seen is not None and (self.numbers.device.type != "cpu" or not self.numbers.numel())
+        ):
+            return self._seen  # reading the tensors would break the graph or wait for the device, or they are empty
+        first = int(self.steps[0])
+        return None if (self.steps != first).any() or (self.numbers < 0).any() else first
+
     def _with_seen(self, seen: int | None) -> SABState:
-        """This state, for which it is now known how many steps all rows have seen."""
+        """This state, with the number of steps that all rows have seen."""
         object.__setattr__(self, "_seen", seen)
         return self
 
@@ -181,5 +190,5 @@ class Attention:
         return Attention(function(self.numbers), function(self.weights), function(self.summary))
 
 
-# They hold tensors alone, so torch.load may make them without being told to trust the file.
+# They hold only tensors, so torch.load may make them from a file that is not trusted.
 torch.serialization.add_safe_globals([SABState, Attention])

@@ -1,8 +1,7 @@
 """Which past moments a decision was credited to: what each step read, and what gradient reached each hidden state.
 
-A module is run as ever. Then the gradient of a target goes back through its layer a step at a time, as
-`sab.ops.backtrack` has it, so that what came along the chain and what came over each skip are known apart; together
-they are autograd's.
+A module runs as usual. Then `sab.ops.backtrack` takes the gradient of a target back through its layer step by step, so
+that what came along the chain and what came over each skip are separate; their sum is autograd's gradient.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sab.errors import UserTypeError, UserValueError, check_int
-from sab.layers import SABGRU, SABLSTM, SABRNN
+from sab.layers import SABLayer
+from sab.ops import schedule
 from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay
 from sab.state import Attention, SABState
-
-SABLayer = SABLSTM | SABGRU | SABRNN
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +91,7 @@ class Trace:
     @property
     def kept_at(self) -> Tensor:
         """The steps whose hidden states each step selected, as `numbers`, [T, k]; 0 where fewer were."""
-        return (self.numbers + 1) * self.k_att
+        return schedule.kept_at(self.numbers, self.k_att)
 
 
 def trace(
@@ -108,7 +106,7 @@ def trace(
     max_hops: int | None = None,
     max_paths: int = 64,
 ) -> Trace:
-    """Tell what each step of a sequence read, and to which past moments an output is credited.
+    """Trace what each step of a sequence read, and to which past moments an output is credited.
 
     `module` is one of the SAB layers, or a model that has one and calls it once, on a fresh sequence. It is run on `x`
     as when it is evaluated, without dropout; nothing of it changes, its parameters' gradients included.
@@ -117,8 +115,8 @@ def trace(
     the largest one where that is None, which is what a classifier decides for. A model with one output for a sequence
     has no `target_step`. Instead, `target` maps the outputs (the first entry of a tuple) to any scalar, such as a loss.
 
-    `row` is the row of the batch, `layer` which one of a stack is told of. Paths of more than `max_hops` skips are not
-    told apart, and of more than `max_paths` at one step the smallest are not: they are followed together, as the rest.
+    `row` is the row of the batch, `layer` the layer of a stack. Paths of more than `max_hops` skips, and the smallest
+    ones where a step has more than `max_paths`, are not separate: they are followed together, as the rest.
     """
     traced = _find_layer(module)
     layers = traced.num_layers
@@ -196,7 +194,7 @@ class _Call:
 
     @property
     def untraced(self) -> tuple[Tensor, Tensor]:
-        """What a module could read besides, and what credit is not followed from."""
+        """What a module could read as well; credit is not followed from there."""
         return self.state.microstates, self.state.keys
 
     def check_row(self, row: int) -> None:
@@ -224,7 +222,7 @@ class _Call:
         to_h, *to_c = (tensor.select(1, row) if self.is_batched else tensor for tensor in to_state)
         numbers = self.of_each_layer(attention.numbers, row)
         to_weights = self.of_each_layer(to_weights, row).masked_fill(numbers < 0, 0.0)
-        microstates = self.steps // self.layer.config.k_att
+        microstates = schedule.next_number(self.steps, self.layer.config.k_att)
         by_number = to_weights.new_zeros(*to_weights.shape[:2], microstates + 1)
         by_number.scatter_add_(-1, torch.where(numbers < 0, microstates, numbers), to_weights)
         summaries = self.of_each_layer(to_summary, row)
@@ -238,7 +236,7 @@ class _Call:
 
 
 def _record(module: nn.Module, layer: SABLayer, x: Any) -> tuple[_Call, Any]:
-    """Run the module; gives the call of its layer and its outputs."""
+    """Run the module; returns the call of its layer and its outputs."""
     calls: list[_Call] = []
     asked: list[bool] = []
     signature = inspect.signature(layer.forward)
@@ -339,7 +337,7 @@ def _replays(call: _Call, row: int) -> list[Replay]:
     if isinstance(config.scorer, nn.Module):
         config = replace(config, scorer=call.layer.scorer)  # it may have been replaced
     # As many as there can be at most: a selection is padded to k_top.
-    config = replace(config, k_top=min(config.k_top, call.steps // config.k_att))
+    config = replace(config, k_top=min(config.k_top, schedule.next_number(call.steps, config.k_att)))
     made: list[Replay] = []
     for index, selected in enumerate(numbers):
         made.append(replay(x, selected, Layer(call.layer._weights(index), call.layer.cell, config)))
@@ -350,7 +348,7 @@ def _replays(call: _Call, row: int) -> list[Replay]:
 def _trace_of(run: Replay, direct: Tensor, found: Backtracked, value: float, target_step: int | None) -> Trace:
     everything = sum(path.norm for path in found.paths) + found.rest.norm(dim=-1).sum().item()
     paths = tuple(Path(skips, gradient.cpu(), norm, norm / everything) for skips, gradient, norm in found.paths)
-    told = (run.numbers, run.weights, direct, found.chain, found.skip, found.rest)
+    shown = (run.numbers, run.weights, direct, found.chain, found.skip, found.rest)
     config = run.layer.config
-    numbers, weights, direct, chain, skip, rest = (tensor.cpu() for tensor in told)
+    numbers, weights, direct, chain, skip, rest = (tensor.cpu() for tensor in shown)
     return Trace(value, target_step, config.k_att, config.k_trunc, numbers, weights, direct, chain, skip, paths, rest)

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sab
-from sab.ops import dispatch, operation
+from sab.ops import arguments, dispatch, engines, precision
+from sab.ops import plan as plans
+from sab.ops.buffers import Buffers, Outside, Work
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from tests.ops.cases import BACKENDS, DOUBLE, assert_close, cases, gradients, make_layer, randn, randomize, weighted_sum
@@ -115,14 +117,14 @@ def test_it_is_registered_rightly(call: Call) -> None:
 
 @needs_library
 def test_its_backward_is_registered_rightly() -> None:
-    arguments = Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False).arguments()
-    outputs = torch.ops.sab.recurrence(*arguments[:-1], True)
-    found = dict(zip(operation._outputs("gru", "mlp", "softmax", 2, True), outputs, strict=False))
-    outside = [torch.randn_like(found[name]) if name in found else None for name in operation._GRADIENTS]
-    tensors, options = arguments[: operation._INPUTS], arguments[operation._INPUTS : -1]
-    needs = [tensor is not None for tensor in tensors]
-    given = (*outside, *tensors[:2], *tensors[6:], outputs[1:], *options, needs)
-    torch.library.opcheck(torch.ops.sab.recurrence_backward.default, given)
+    flat = Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False).arguments()
+    outputs = torch.ops.sab.recurrence(*flat[:-1], True)
+    given, initial, parameters, options, _ = arguments.split(flat, arguments.FORWARD)
+    found = dict(zip(arguments.result_names(options), outputs, strict=False))
+    outside = [torch.randn_like(found[name]) if name in found else None for name in Outside._fields]
+    needs = [tensor is not None for tensor in (*given, *initial, *parameters)]
+    backward = (*outside, *given, *parameters, outputs[1:], *options, needs)
+    torch.library.opcheck(torch.ops.sab.recurrence_backward.default, backward)
 
 
 @pytest.fixture
@@ -310,22 +312,20 @@ class Widened:
     overwrites_gates = staticmethod(cpu.overwrites_gates)
 
     @staticmethod
-    def forward(plan: Any, weights: Any, buffers: dict[str, Any]) -> None:
+    def forward(plan: Any, weights: Any, buffers: Buffers) -> None:
         Widened.check(plan, buffers)
         with widened(buffers) as wide:
             cpu.forward(plan, widen(weights), wide)
 
     @staticmethod
-    def backward(plan: Any, weights: Any, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+    def backward(plan: Any, weights: Any, buffers: Buffers, work: Work) -> None:
         with widened(buffers) as wide, widened(work) as wide_work:
-            if plan.cell != "gru":
-                wide_work["dhidden"] = wide_work["dgates"]
             cpu.backward(plan, widen(weights), wide, wide_work)
 
     @staticmethod
-    def check(plan: Any, buffers: dict[str, Any]) -> None:
+    def check(plan: Any, buffers: Buffers) -> None:
         """What is summed over many steps is in float32, what enters products in bfloat16."""
-        types = {name: tensor.dtype for name, tensor in buffers.items()}
+        types = {name: tensor.dtype for name, tensor in buffers._asdict().items() if tensor is not None}
         narrow = {name for name, dtype in types.items() if dtype == torch.bfloat16}
         assert narrow == {"gates", "keys"} | ({"hidden_new"} if plan.cell == "gru" else set())
         assert types["selected"] == torch.int32
@@ -337,15 +337,13 @@ def widen(weights: Any) -> Any:
 
 
 @contextlib.contextmanager
-def widened(tensors: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    wide = {
-        name: tensor.float() if tensor is not None and tensor.dtype == torch.bfloat16 else tensor
-        for name, tensor in tensors.items()
-    }
-    yield wide
-    for name, tensor in tensors.items():
-        if tensor is not wide[name]:
-            tensor.copy_(wide[name])
+def widened(tensors: Any) -> Iterator[Any]:
+    """Buffers or work in float32; what is one tensor there stays one."""
+    wide = {id(tensor): tensor.float() for tensor in tensors if tensor is not None and tensor.dtype == torch.bfloat16}
+    yield type(tensors)(*(wide.get(id(tensor), tensor) for tensor in tensors))
+    for tensor in tensors:
+        if id(tensor) in wide:
+            tensor.copy_(wide[id(tensor)])
 
 
 @needs_library
@@ -356,7 +354,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(
     cell: str, scorer: str, is_autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the layer or of autocast; what goes in and comes out is of the layer's own type."""
-    monkeypatch.setitem(operation._engines, "cpu", Widened)
+    monkeypatch.setitem(engines._imported, "cpu", Widened)
     monkeypatch.setitem(dispatch.BACKENDS, "cpu", dispatch.BACKENDS["cpu"]._replace(unsupported=Widened.unsupported))
     dtype = torch.float32 if is_autocast else torch.bfloat16
     options = {"k_top": 2, "scorer": scorer, "incorporate": "concat", "max_microstates": 3}
@@ -402,10 +400,10 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     """Tensors on the device `meta` have no values: whoever asks for one fails."""
 
     def unsupported(x: Tensor, state: Any, weights: Any, *_: Any) -> str | None:
-        return operation.unsupported(x, state, weights)
+        return plans.unsupported(x, state, weights)
 
     monkeypatch.setitem(dispatch.BACKENDS, "triton", dispatch.BACKENDS["triton"]._replace(unsupported=unsupported))
-    monkeypatch.setitem(operation._engines, "triton", Widened)  # Triton need not be there
+    monkeypatch.setitem(engines._imported, "triton", Widened)  # Triton need not be there
     layer = make_layer(cell, 3, 4, 2, k_top=2, bidirectional=True, device="meta", backend="triton")
     x = torch.empty(7, 2, 3, device="meta", dtype=DOUBLE, requires_grad=True)
     with Crossings() as crossings:
@@ -446,16 +444,16 @@ class TestTF32:
     def settings(self) -> tuple[Any, Any]:
         return torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
-    @pytest.mark.parametrize("precision", ["tf32", "ieee"])
-    def test_the_newer_setting(self, precision: str) -> None:
-        self.settings()[0].fp32_precision = precision
-        assert operation.allow_tf32() == (precision == "tf32")
+    @pytest.mark.parametrize("chosen", ["tf32", "ieee"])
+    def test_the_newer_setting(self, chosen: str) -> None:
+        self.settings()[0].fp32_precision = chosen
+        assert precision.allow_tf32() == (chosen == "tf32")
 
     @pytest.mark.parametrize("allowed", [True, False])
     def test_the_older_setting(self, allowed: bool) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
         try:
-            assert operation.allow_tf32() == allowed
+            assert precision.allow_tf32() == allowed
         finally:
             torch.backends.cudnn.allow_tf32 = True
 
@@ -464,6 +462,6 @@ class TestTF32:
     def test_products_outside_the_loop_have_it_too_and_it_is_put_back(self, before: str, allowed: bool) -> None:
         _, matmul = self.settings()
         matmul.fp32_precision = before
-        with operation._tf32(allowed):
+        with precision.tf32(allowed):
             assert (matmul.fp32_precision == "tf32") == allowed
         assert matmul.fp32_precision == before

@@ -15,7 +15,7 @@ import sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from sab.config import SABConfig
-from sab.ops.operation import Plan
+from sab.ops.plan import Plan
 from sab.ops.triton import functions, small
 from sab.ops.triton.small_backward import backward_kernel
 from sab.ops.triton.small_forward import forward_kernel

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import operation
+from sab.ops.buffers import Buffers, Weights, Work
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
-from sab.ops.operation import Plan, Weights
+from sab.ops.gradients import Gradients
+from sab.ops.plan import Plan
 from tests.ops.cases import make_layer, randn, randomize, weighted_sum
 
 pytest.importorskip("triton")
@@ -43,9 +44,7 @@ def tanh_kernel(x, y, BLOCK: tl.constexpr):
 LSTM_MLP: dict[str, Any] = {"cell": "lstm", "scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
 
 
-def buffers_of(
-    plan: Plan, lengths: Tensor | None, scale: float = 1.0
-) -> tuple[Weights, dict[str, Any], dict[str, Any]]:
+def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[Weights, Buffers, Work]:
     """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
     config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size
     first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, CELLS[plan.cell].gates * plan.n
@@ -109,7 +108,7 @@ def buffers_of(
         "dincorporated": filled(0, steps, batch, n) if is_concat else None,
         "dv": filled(0, batch, d) if has_memory and is_mlp else None,
     }
-    return weights, buffers, work
+    return weights, Buffers(**buffers), Work(**work)
 
 
 def plan_of(cell: str, n: int, d: int, batch: int, steps: int, first: int, seen: int, config: SABConfig) -> Plan:
@@ -119,11 +118,17 @@ def plan_of(cell: str, n: int, d: int, batch: int, steps: int, first: int, seen:
     return Plan(cell, config, seen, steps, batch, n, key_size, first, first + kept)
 
 
-def copied(tensors: dict[str, Any]) -> dict[str, Any]:
-    own = {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
-    if "dhidden" in tensors and tensors["dhidden"] is tensors["dgates"]:
+def copied(tensors: Any, **types: torch.dtype) -> Any:
+    """Copies of buffers or of work, all floating-point ones of the type `others`, but for those named."""
+    others = types.get("others", torch.float64)
+    own = {
+        name: tensor.to(types.get(name, others), copy=True) if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in tensors._asdict().items()
+        if tensor is not None
+    }
+    if isinstance(tensors, Work) and tensors.dhidden is tensors.dgates:
         own["dhidden"] = own["dgates"]
-    return own
+    return tensors._replace(**own)
 
 
 def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
@@ -134,10 +139,10 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
     large.forward(plan, weights, own_buffers)
     large.backward(plan, weights, own_buffers, own_work)
     unread = {"lengths", "dsummary", "dweights"} | ({"norms"} if plan.config.weighting != "relu_norm" else set())
-    for name, tensor in {**buffers, **work}.items():
+    for name, tensor in {**buffers._asdict(), **work._asdict()}.items():
         if tensor is None or name in unread:
             continue
-        own = {**own_buffers, **own_work}[name]
+        own = {**own_buffers._asdict(), **own_work._asdict()}[name]
         if name in ("query", "norms"):  # what a step without a read leaves there nobody looks at
             reads = torch.tensor([plan.slots_at(t) > 0 for t in range(plan.steps)])
             reads = reads[:, None] & (
@@ -191,21 +196,16 @@ def test_half_precision_factors(cell: str, scorer: str, incorporate: str) -> Non
     """States in float32 and factors in half precision, which the interpreter has only as float16."""
     plan = plan_of(cell, 21, 10, 2, 4, 1, 0, SABConfig(9, 2, 3, scorer, incorporate=incorporate))
     weights, buffers, work = buffers_of(plan, None)
-    own_buffers, own_work = copied(buffers), copied(work)
+    halves = dict.fromkeys(("gates", "hidden_new", "keys", "dgates", "dhidden"), torch.float16)
+    own_buffers, own_work = (copied(tensors, others=torch.float32, **halves) for tensors in (buffers, work))
     cpu.forward(plan, weights, buffers)
     cpu.backward(plan, weights, buffers, work)
-    halves = {"gates", "hidden_new", "keys", "dgates", "dhidden"}
-    for tensors in (own_buffers, own_work):
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.is_floating_point():
-                tensors[name] = tensor.half() if name in halves else tensor.float()
-    if cell != "gru":
-        own_work["dhidden"] = own_work["dgates"]
     halved: list[Any] = [None if weight is None else weight.half() for weight in weights]
     large.forward(plan, Weights(*halved), own_buffers)
     large.backward(plan, Weights(*halved), own_buffers, own_work)
     for name in ("store", "keys", "dstore", "dkeys", "dgates", "dquery"):
-        whole, own = {**buffers, **work}[name], {**own_buffers, **own_work}[name].double()
+        whole = {**buffers._asdict(), **work._asdict()}[name]
+        own = {**own_buffers._asdict(), **own_work._asdict()}[name].double()
         assert (own - whole).norm() < 5e-3 * whole.norm(), name
 
 
@@ -219,14 +219,14 @@ def test_tf32_rounds_factors_to_nearest_but_for_a_single_row(batch: int) -> None
     plan = plan_of("rnn_relu", 40, 1, batch, 1, 0, 0, SABConfig(0, 1, None))
     weights, buffers, _ = buffers_of(plan, None)
     weights = Weights(weights.w_hh.float(), *weights[1:])
-    own = {name: tensor.float() if torch.is_tensor(tensor) else tensor for name, tensor in buffers.items()}
-    left, right = own["store"][0].clone(), weights.w_hh
-    gates = own["gates"][0].double()
+    own = copied(buffers, others=torch.float32)
+    left, right = own.store[0].clone(), weights.w_hh
+    gates = own.gates[0].double()
     if batch > 1:
         left, right = nearest_tf32(left), nearest_tf32(right)
     large.forward(plan, weights, own, tf32=True)
     expected = (gates + left.double() @ right.double().t()).clamp(min=0)
-    torch.testing.assert_close(own["store"][1].double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(own.store[1].double(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -240,22 +240,16 @@ def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
 
     def run(tf32: bool) -> dict[str, Any]:
         single: list[Any] = [None if weight is None else weight.float() for weight in weights]
-        own_buffers, own_work = copied(buffers), copied(work)
-        for tensors in (own_buffers, own_work):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_floating_point():
-                    tensors[name] = tensor.float()
-        if cell != "gru":
-            own_work["dhidden"] = own_work["dgates"]
+        own_buffers, own_work = (copied(tensors, others=torch.float32) for tensors in (buffers, work))
         large.forward(plan, Weights(*single), own_buffers, tf32=tf32)
         large.backward(plan, Weights(*single), own_buffers, own_work, tf32=tf32)
-        return {**own_buffers, **own_work}
+        return {**own_buffers._asdict(), **own_work._asdict()}
 
     full, rounded = run(tf32=False), run(tf32=True)
     cpu.forward(plan, weights, buffers)
     cpu.backward(plan, weights, buffers, work)
     for name in ("store", "keys", "dstore", "dkeys", "dgates", "dquery"):
-        whole = {**buffers, **work}[name]
+        whole = {**buffers._asdict(), **work._asdict()}[name]
         assert (full[name].double() - whole).norm() < 1e-5 * whole.norm(), name
         assert 1e-5 < (rounded[name].double() - whole).norm() / whole.norm() < 2e-3, name
 
@@ -277,8 +271,8 @@ def test_the_gates_are_written_over_only_when_nobody_reads_them_again(
     monkeypatch.setattr(engine, "LARGEST_SMALL", 0)
     overwritten = []
 
-    def noted(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
-        overwritten.append(work["dgates"].data_ptr() == buffers["gates"].data_ptr())
+    def noted(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
+        overwritten.append(work.dgates.data_ptr() == buffers.gates.data_ptr())
         backward(plan, weights, buffers, work)
 
     backward = large.backward
@@ -306,7 +300,7 @@ def test_a_backward_that_failed_is_not_tried_again_on_what_it_has_written_over(m
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(operation, "_gradients", fail)
+        patched.setattr(Gradients, "of", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             total.backward()
     with pytest.raises(RuntimeError, match="run forward again"):

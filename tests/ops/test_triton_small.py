@@ -111,7 +111,7 @@ def test_tensor_cores_round_as_much_as_their_type(
     ours = make_layer(cell, 2, 24, backend="triton", dtype=torch.float32, **options)
     ours.load_state_dict(theirs.state_dict())
     if dtype == torch.bfloat16:
-        monkeypatch.setattr("sab.ops.operation.compute_type", lambda *arguments: torch.bfloat16)
+        monkeypatch.setattr("sab.ops.precision.compute_type", lambda *arguments: torch.bfloat16)
     x = randn(12, 2, 2)
     expected, got = results(theirs, x, exact=False), results(ours, x.float(), exact=False)
     allowed = 5e-3 if dtype == torch.float32 else 8e-2
@@ -141,7 +141,7 @@ def test_scores_by_products_select_as_the_reference(first: int, monkeypatch: pyt
     ours = make_layer("rnn_tanh", 2, 4, backend="triton", dtype=torch.float32, **options)
     ours.load_state_dict(theirs.state_dict())
     hx = theirs(randn(first, 1, 2, seed=5))[1].detach() if first > 0 else None
-    monkeypatch.setattr("sab.ops.operation.compute_type", lambda *arguments: torch.bfloat16)
+    monkeypatch.setattr("sab.ops.precision.compute_type", lambda *arguments: torch.bfloat16)
     x = randn(14, 1, 2)
     expected = theirs(x, hx, return_attention=True)[2]
     got = ours(x.float(), None if hx is None else hx.to(torch.float32), return_attention=True)[2]

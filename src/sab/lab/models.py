@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, MOST_STEPS, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
-from sab.layers import SABGRU, SABLSTM, SABRNN, InitialState
+from sab.inputs import InitialState
+from sab.layers import SABGRU, SABLSTM, SABRNN
 from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.state import Attention
 

@@ -1,8 +1,8 @@
 """One layer over one row, a step at a time, and its gradient an edge at a time.
 
-`sab.ops.reference` defines what a step computes; here each step is run alone, from tensors that know of no other step.
-So autograd tells what goes from a step to the hidden state before it and to each microstate that it read. Many
-gradients, one for each path that is followed, go through a step together, as the rows of a batch.
+`sab.ops.reference` defines what a step computes. Here each step runs alone, from tensors without a graph. So autograd
+returns separately what flows from a step to the hidden state before it and to each microstate that it read. Many
+gradients, one for each path, go through a step together, as the rows of a batch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import reference
+from sab.ops import reference, schedule
 from sab.ops.types import LayerState, LayerWeights, fresh_state
-from sab.parts.registry import CELLS, SCORERS
+from sab.parts.registry import SCORERS
 from sab.state import Attention
 
 
@@ -60,7 +60,7 @@ class Replay(NamedTuple):
 
 
 class Arriving(NamedTuple):
-    """A target's gradient at what a layer gives for one row."""
+    """A target's gradient at the results of a layer for one row."""
 
     h: Tensor
     """At the hidden states, [T, n]."""
@@ -99,7 +99,7 @@ class _Bundle(NamedTuple):
 
     paths: list[Skips]
     gradients: Tensor
-    """[2 + paths, size of the state]: of the path without a skip, of all that are not told apart, and of the paths."""
+    """[2 + paths, size of the state]: of the path without a skip, of the sum of minor paths, and of each path."""
 
 
 _APART = 2
@@ -109,16 +109,16 @@ _APART = 2
 @torch.no_grad()
 def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
     """Run x [T, input_size] with the selections that were made, `numbers` [T, k]."""
-    config, has_c = layer.config, CELLS[layer.cell].has_c
-    start = fresh_state(x.unsqueeze(1), layer.weights, has_c)
+    config = layer.config
+    start = fresh_state(x.unsqueeze(1), layer.weights, layer.cell, config)
     h = start.h.new_zeros(len(x) + 1, start.h.shape[-1])
-    c = torch.zeros_like(h) if has_c else None
+    c = None if start.c is None else torch.zeros_like(h)
     # With these a step's result depends on more than the microstates that it selected.
     sees_all = config.forward == "dense" or callable(config.scorer)
     reads: list[Attention] = []
     slots: list[list[int]] = []
     for t, selected in enumerate(numbers.tolist()):
-        kept = range(t // config.k_att if config.k_top > 0 else 0)
+        kept = range(schedule.next_number(t, config.k_att) if config.k_top > 0 else 0)
         slots.append(list(kept) if sees_all else [number for number in selected if number >= 0])
         now = slice(t, t + 1)
         microstates = _microstates(h, slots[t], config).unsqueeze(0)
@@ -133,11 +133,7 @@ def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
 
 def _microstates(h: Tensor, slots: Sequence[int], config: SABConfig) -> Tensor:
     """The microstates of these numbers, [slots, n], of the hidden states before the first step and after each."""
-    return h[[_kept_at(number, config) for number in slots]]
-
-
-def _kept_at(number: int, config: SABConfig) -> int:
-    return (number + 1) * config.k_att
+    return h[[schedule.kept_at(number, config.k_att) for number in slots]]
 
 
 def _step(
@@ -156,7 +152,7 @@ def _step(
 
 
 def backtrack(run: Replay, arriving: Arriving, max_hops: int | None, max_paths: int) -> Backtracked:
-    """Follow a gradient back through all steps, and tell apart up to `max_paths` paths of up to `max_hops` skips."""
+    """Follow a gradient back through all steps, and separate up to `max_paths` paths of up to `max_hops` skips."""
     n, size = run.h.shape[-1], run.h.shape[-1] * (1 if run.c is None else 2)
     chain, skip, rest, x = (torch.zeros_like(like) for like in (run.h[1:], run.h[1:], run.h[1:], run.x))
     ended: list[Ended] = []
@@ -177,7 +173,7 @@ def backtrack(run: Replay, arriving: Arriving, max_hops: int | None, max_paths: 
         state, skipped, to_x = _through(run, t, front.gradients, arriving)
         x[t] = to_x.sum(0)
         for place, number in enumerate(run.slots[t]):
-            hop = Skip(t + 1, _kept_at(number, run.layer.config))
+            hop = Skip(t + 1, schedule.kept_at(number, run.layer.config.k_att))
             brought = _over(hop, front.paths, skipped[:, place], max_hops, size)
             landing[hop.kept_at] = _largest(_joined(landing.get(hop.kept_at, nothing), brought), max_paths)
         front = _Bundle(front.paths, state)
@@ -226,10 +222,10 @@ def _over(hop: Skip, paths: Sequence[Skips], gradients: Tensor, max_hops: int | 
     longer = [(*path, hop) for path in ((), *paths)]
     rows = [0, *range(_APART, len(gradients))]
     is_long = torch.tensor([max_hops is not None and len(path) > max_hops for path in longer], device=gradients.device)
-    told = [path for path in longer if max_hops is None or len(path) <= max_hops]
+    separate = [path for path in longer if max_hops is None or len(path) <= max_hops]
     mixed = gradients[1] + gradients[rows][is_long].sum(0)
     heads = torch.stack([torch.zeros_like(mixed), mixed])
-    return _Bundle(told, torch.cat([heads, gradients[rows][~is_long]]))
+    return _Bundle(separate, torch.cat([heads, gradients[rows][~is_long]]))
 
 
 def _joined(one: _Bundle, other: _Bundle) -> _Bundle:
@@ -238,7 +234,7 @@ def _joined(one: _Bundle, other: _Bundle) -> _Bundle:
 
 
 def _largest(bundle: _Bundle, count: int) -> _Bundle:
-    """The `count` largest paths, without those that bring nothing; smaller ones are no longer told apart."""
+    """The `count` largest paths, without those that bring nothing; smaller ones join the minor paths."""
     apart = bundle.gradients[_APART:]
     norms = apart.norm(dim=-1)
     order = norms.argsort(descending=True, stable=True)

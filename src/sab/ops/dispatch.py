@@ -18,6 +18,7 @@ from sab.errors import UserValueError
 from sab.ops import operation, reference
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
+from sab.ops.engines import engine_named
 from sab.ops.types import LayerResult, LayerState, LayerWeights
 
 logger = logging.getLogger("sab")
@@ -41,12 +42,12 @@ def _triton_unsupported(
     reason = triton_unavailable()
     if reason is not None:
         return reason
-    return operation.engine_named("triton").unsupported(x, state, weights, cell_name, config)
+    return engine_named("triton").unsupported(x, state, weights, cell_name, config)
 
 
 @torch.compiler.assume_constant_result
 def triton_unavailable() -> str | None:
-    """Why the Triton kernels cannot be had, or None where they can."""
+    """Why there are no Triton kernels, or None where there are."""
     return _triton_unavailable()
 
 
@@ -55,7 +56,7 @@ def _triton_unavailable() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:
-        operation.engine_named("triton")
+        engine_named("triton")
     except ImportError as error:
         return f"its kernels cannot be imported: {error}"
     return None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.errors import UserValueError
+from sab.ops import schedule
 from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
@@ -29,7 +30,7 @@ def run(
     """Run x [T, B, input_size] from `state`, None being a fresh one; row b ends after lengths[b] steps, or T."""
     cell = CELLS[cell_name]
     if state is None:
-        state = fresh_state(x, weights, cell.has_c)
+        state = fresh_state(x, weights, cell_name, config)
     incorporation = INCORPORATIONS[config.incorporate]
     h, c, microstates, keys, numbers, steps, _ = state
     x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
@@ -40,7 +41,7 @@ def run(
 
         h_in, c_in = h, c
         if config.k_trunc is not None:
-            cut = (seen > 0) & (seen % config.k_trunc == 0)
+            cut = schedule.cuts(seen, config.k_trunc)
             h_in = _where_rows(cut, h.detach(), h)
             c_in = None if c is None else _where_rows(cut, c.detach(), c)
 
@@ -52,11 +53,12 @@ def run(
             incorporated = incorporation.apply(
                 h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
             ).to(h.dtype)
-            h_new = _where_rows(seen >= config.k_att, incorporated, h_new)  # else the macrostate is empty
+            has_read = schedule.next_number(seen, config.k_att) > 0  # otherwise the macrostate is empty
+            h_new = _where_rows(has_read, incorporated, h_new)
 
-        keep = goes_on & ((seen + 1) % config.k_att == 0)
+        keep = goes_on & schedule.keeps(seen, config.k_att)
         if config.k_top > 0 and keep.any():
-            number = torch.where(keep, (seen + 1) // config.k_att - 1, -1).to(h.device)
+            number = torch.where(keep, schedule.next_number(seen, config.k_att), -1).to(h.device)
             microstate = _where_rows(keep, h_new, torch.zeros_like(h_new))
             key = _key(microstate, number, weights.scorer, config)
             microstates = torch.cat([microstates, microstate.unsqueeze(1)], dim=1)

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sab.config import SABConfig
+from sab.parts.registry import CELLS, SCORERS
 from sab.parts.scorers import ScorerWeights
-from sab.state import Attention
+from sab.state import Attention, SABState
 
 
 class LayerWeights(NamedTuple):
@@ -36,9 +38,22 @@ class LayerState(NamedTuple):
     seen: int | None = None
     """How many steps all rows have seen; None where rows differ, or some slot of some row is not in use."""
 
+    @classmethod
+    def of(cls, state: SABState, index: int, seen: int | None) -> LayerState:
+        """The state of one layer in one direction."""
+        return cls(
+            h=state.h[index],
+            c=None if state.c is None else state.c[index],
+            microstates=state.microstates[index],
+            keys=state.keys[index],
+            numbers=state.numbers[index],
+            steps=state.steps,
+            seen=seen,
+        )
+
 
 class LayerResult(NamedTuple):
-    """What running a sequence gives; what few callers look at is made when it is asked for."""
+    """The result of running a sequence; state and attention are made on demand, since few callers read them."""
 
     output: Tensor
     """Hidden states, [T, B, n]; 0 past a row's length."""
@@ -46,18 +61,51 @@ class LayerResult(NamedTuple):
     attention: Callable[[], Attention]
 
 
-def fresh_state(x: Tensor, weights: LayerWeights, has_c: bool) -> LayerState:
+def key_size(weights: LayerWeights, config: SABConfig) -> int:
+    """Size d of the keys that the scorer makes; 0 where nothing is cached."""
+    if config.k_top == 0 or not isinstance(config.scorer, str):
+        return 0
+    nothing = weights.w_hh.new_zeros(0, weights.w_hh.shape[1])
+    with torch.no_grad():
+        return SCORERS[config.scorer].key(weights.scorer, nothing, nothing.new_zeros(0, dtype=torch.int64)).shape[-1]
+
+
+def fresh_state(x: Tensor, weights: LayerWeights, cell_name: str, config: SABConfig) -> LayerState:
     """The state before the first step of x [T, B, input_size]: zeros and an empty memory."""
-    batch, n = x.shape[1], weights.w_hh.shape[1]
-    w_memory = weights.scorer.w_memory
-    key_size = 0 if w_memory is None else w_memory.shape[0] if w_memory.dim() == 2 else 1
-    dtype = weights.w_hh.dtype
+    batch, n, dtype = x.shape[1], weights.w_hh.shape[1], weights.w_hh.dtype
     return LayerState(
         h=x.new_zeros(batch, n, dtype=dtype),
-        c=x.new_zeros(batch, n, dtype=dtype) if has_c else None,
+        c=x.new_zeros(batch, n, dtype=dtype) if CELLS[cell_name].has_c else None,
         microstates=x.new_zeros(batch, 0, n, dtype=dtype),
-        keys=x.new_zeros(batch, 0, key_size, dtype=dtype),
+        keys=x.new_zeros(batch, 0, key_size(weights, config), dtype=dtype),
         numbers=x.new_zeros(batch, 0, dtype=torch.int64),
         steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         seen=0,
     )
+
+
+def stack_states(states: list[LayerState]) -> SABState:
+    """The state of all layers and directions."""
+    return SABState(
+        h=_stack([state.h for state in states]),
+        c=_stack([state.c for state in states if state.c is not None]) if states[0].c is not None else None,
+        microstates=_stack([state.microstates for state in states]),
+        keys=_stack([state.keys for state in states]),
+        numbers=_stack([state.numbers for state in states]),
+        steps=states[0].steps,
+    )
+
+
+def stack_attentions(attentions: list[Attention]) -> Attention:
+    """The attention of all layers and directions; without a first dimension where there is one of them."""
+    if len(attentions) == 1:
+        return attentions[0]
+    return Attention(
+        torch.stack([attention.numbers for attention in attentions]),
+        torch.stack([attention.weights for attention in attentions]),
+        torch.stack([attention.summary for attention in attentions]),
+    )
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)  # one: a view, no copy

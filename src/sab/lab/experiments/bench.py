@@ -28,7 +28,7 @@ from sab.errors import check_choice
 from sab.lab.experiments.timing import PASSES, Call, Contender, capture, time_in_turn
 from sab.lab.files import write_text
 from sab.lab.training.run import provenance
-from sab.ops import dispatch, operation, reference
+from sab.ops import dispatch, precision, reference
 
 SCHEMA = 1
 """Changes when records can no longer be compared with older ones."""
@@ -362,7 +362,7 @@ def about_this_machine(device: torch.device) -> dict[str, Any]:
     if torch.version.cuda is not None:
         about["versions"]["cuda"] = torch.version.cuda
         about["versions"]["cudnn"] = str(torch.backends.cudnn.version())
-    return {**about, "threads": torch.get_num_threads(), "tf32": device.type == "cuda" and operation.allow_tf32()}
+    return {**about, "threads": torch.get_num_threads(), "tf32": device.type == "cuda" and precision.allow_tf32()}
 
 
 def save(records: list[dict[str, Any]], path: Path) -> None:

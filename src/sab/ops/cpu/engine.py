@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import operation
+from sab.ops import precision
+from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
-from sab.ops.operation import Plan, Weights
+from sab.ops.plan import Plan
+from sab.ops.plan import unsupported as no_plan
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 
@@ -30,11 +32,11 @@ def unsupported(
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}"
-    if operation.compute_type(x, weights) not in (torch.float32, torch.float64):
+    if precision.compute_type(x, weights) not in (torch.float32, torch.float64):
         return "it computes in float32 and float64 alone"
     if config.k_top > 0 and callable(config.scorer):
         return "it does not take a callable as the scorer"
-    return operation.unsupported(x, state, weights) or _missing(*config.part_names(cell_name))
+    return no_plan(x, state, weights) or _missing(*config.part_names(cell_name))
 
 
 @torch.compiler.assume_constant_result
@@ -58,11 +60,11 @@ def overwrites_gates(plan: Plan) -> bool:
     return False
 
 
-def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
-    """Run the steps in order; see `sab.ops.operation` for what is in the buffers."""
-    operation.blank(plan, buffers)
-    weights = operation.cast(weights, weights.w_hh.dtype)
-    store, w_hh = buffers["store"], weights.w_hh
+def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
+    """Run the steps in order; see `sab.ops.buffers` for what is in the buffers."""
+    blank(plan, buffers)
+    weights = cast(weights, weights.w_hh.dtype)
+    store, w_hh = buffers.store, weights.w_hh
     arguments = _arguments(plan, weights)
     bias = store.new_zeros(len(w_hh)) if weights.b_hh is None else weights.b_hh
     packed = {"w_hidden": _pack(w_hh, transposed=True)}
@@ -73,15 +75,15 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
     if weights.w_incorporate is not None:
         packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
-    arguments.set(**buffers, **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
+    arguments.set(**buffers._asdict(), **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
     _run("forward", store.dtype, arguments, w_hh.nbytes)
 
 
-def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
-    """Run the steps in reverse order; see `sab.ops.operation` for what is in the buffers."""
-    operation.blank_work(work)
-    weights = operation.cast(weights, weights.w_hh.dtype)
-    store, w_hh = buffers["store"], weights.w_hh
+def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
+    """Run the steps in reverse order; see `sab.ops.buffers` for what is in the buffers."""
+    blank_work(work)
+    weights = cast(weights, weights.w_hh.dtype)
+    store, w_hh = buffers.store, weights.w_hh
     arguments = _arguments(plan, weights)
     packed = {"w_hidden_back": _pack(w_hh, transposed=False)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
@@ -93,9 +95,9 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
     if plan.config.k_top > 0:  # the loop makes what comes from outside the whole gradient, in place
         for name, like in (("dsummary", "summary"), ("dweights", "weights")):
-            given = work[name]
-            scratch[name] = torch.zeros_like(buffers[like]) if given is None else given.clone()
-    arguments.set(**buffers, **work | scratch, **packed)
+            given = getattr(work, name)
+            scratch[name] = torch.zeros_like(getattr(buffers, like)) if given is None else given.clone()
+    arguments.set(**buffers._asdict(), **work._asdict() | scratch, **packed)
     _run("backward", store.dtype, arguments, w_hh.nbytes)
 
 

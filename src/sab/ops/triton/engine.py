@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import operation
+from sab.ops import precision
+from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
+from sab.ops.plan import Plan
+from sab.ops.plan import unsupported as no_plan
 from sab.ops.triton import small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
@@ -26,7 +27,7 @@ def unsupported(
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cuda" and not (INTERPRETED and x.device.type == "cpu"):
         return f"the input is on {x.device.type}"
-    compute = operation.compute_type(x, weights)
+    compute = precision.compute_type(x, weights)
     if compute not in TYPES and not INTERPRETED:
         return f"it computes in float32 and bfloat16, not in {str(compute).removeprefix('torch.')}"
     if config.k_top > 0 and callable(config.scorer):
@@ -38,7 +39,7 @@ def unsupported(
         return "it has the sparse forward only"
     if config.k_top > LARGEST_K_TOP:
         return f"k_top is larger than {LARGEST_K_TOP}"
-    return operation.unsupported(x, state, weights)
+    return no_plan(x, state, weights)
 
 
 @torch.compiler.assume_constant_result
@@ -50,40 +51,42 @@ def _provides(kind: str, name: str) -> bool:
     return registry.PARTS[kind][name].triton is not None
 
 
-def pack(plan: operation.Plan, weights: operation.Weights, compute: torch.dtype) -> Tensor | None:
+def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     """The weights as both loops read them, or None where they take them as they are."""
     return small.pack(plan, weights, compute) if _is_small(plan) else None
 
 
-def overwrites_gates(plan: operation.Plan) -> bool:
+def overwrites_gates(plan: Plan) -> bool:
     """Whether the backward loop may find `dgates` in the place of `gates`."""
     return not _is_small(plan)
 
 
-def forward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any]) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     """The forward loop over time."""
     if _is_small(plan):
         return small.forward(plan, weights, buffers)
     from sab.ops.triton import large
 
-    operation.blank(plan, buffers)
-    return large.forward(plan, operation.cast(weights, buffers["gates"].dtype), _complete(buffers))
+    blank(plan, buffers)
+    return large.forward(plan, cast(weights, buffers.gates.dtype), _complete(buffers))
 
 
-def backward(plan: operation.Plan, weights: operation.Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """The backward loop over time."""
     if _is_small(plan):
         return small.backward(plan, weights, buffers, work)
     from sab.ops.triton import large
 
-    operation.blank_work(work)
-    return large.backward(plan, operation.cast(weights, buffers["gates"].dtype), _complete(buffers), work)
+    blank_work(work)
+    return large.backward(plan, cast(weights, buffers.gates.dtype), _complete(buffers), work)
 
 
-def _is_small(plan: operation.Plan) -> bool:
+def _is_small(plan: Plan) -> bool:
     return max(plan.n, plan.key_size) <= LARGEST_SMALL
 
 
-def _complete(buffers: dict[str, Any]) -> dict[str, Any]:
+def _complete(buffers: Buffers) -> Buffers:
     """The buffers with empty ones in the place of those that are not there."""
-    return dict.fromkeys(small.BUFFERS, buffers["gates"].new_empty(0)) | {"lengths": None} | buffers
+    empty = buffers.gates.new_empty(0)
+    missing: dict[str, Tensor] = {name: empty for name in small.BUFFERS if getattr(buffers, name) is None}
+    return buffers._replace(**missing)

@@ -20,7 +20,9 @@ import torch
 import triton
 from torch import Tensor
 
-from sab.ops.operation import Plan, Weights, allow_tf32
+from sab.ops.buffers import Buffers, Weights, Work
+from sab.ops.plan import Plan
+from sab.ops.precision import allow_tf32
 from sab.ops.triton.functions import backward_constants, forward_constants, parts_of
 from sab.ops.triton.large_backward import backward_kernel
 from sab.ops.triton.large_forward import forward_kernel
@@ -34,9 +36,9 @@ BACKWARD = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dinco
 LAUNCH = {"num_warps": 4, "launch_cooperative_grid": True}
 
 
-def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool | None = None) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None = None) -> None:
     """Fill the buffers; tf32: whether factors of float32 products may be rounded to TF32 (None: as set in PyTorch)."""
-    store, keys = buffers["store"], buffers["keys"]
+    store, keys = buffers.store, cast(Tensor, buffers.keys)
     constants = forward_constants(parts_of(plan.cell, plan.config))
     options = _options(plan, keys.dtype, tf32, store.device)
     tiles = _forward_tiles(plan, _multiprocessors(store.device))
@@ -54,8 +56,8 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool
     elif plan.config.k_top > 0:
         partial = store.new_empty(triton.cdiv(plan.key_size, tiles["COLUMNS"]), batch, plan.slots)
     cast(Any, forward_kernel)[_grid(plan, tiles, store.device)](
-        *(buffers[name] for name in FORWARD),
-        buffers["lengths"],
+        *(getattr(buffers, name) for name in FORWARD),
+        buffers.lengths,
         *_factors(weights, options),
         h_left,
         h_hat_left,
@@ -78,11 +80,9 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any], *, tf32: bool
     )
 
 
-def backward(
-    plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any], *, tf32: bool | None = None
-) -> None:
+def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32: bool | None = None) -> None:
     """Fill what `work` is to hold after the loop; tf32 as in `forward`."""
-    store, keys = buffers["store"], buffers["keys"]
+    store, keys = buffers.store, cast(Tensor, buffers.keys)
     constants = backward_constants(parts_of(plan.cell, plan.config))
     options = _options(plan, keys.dtype, tf32, store.device)
     tiles = _backward_tiles(plan, _multiprocessors(store.device))
@@ -95,8 +95,8 @@ def backward(
     if options["PRECISION"] == "tf32":
         dhidden_left = keys.new_empty(batch, weights.w_hh.shape[0])
     cast(Any, backward_kernel)[_grid(plan, tiles, store.device)](
-        *(buffers[name] for name in FORWARD),
-        buffers["lengths"],
+        *(getattr(buffers, name) for name in FORWARD),
+        buffers.lengths,
         _transposed(weights.w_hh),
         weights.w_memory,
         None if affine else _transposed(weights.w_memory),
@@ -104,7 +104,7 @@ def backward(
         None if affine else _transposed(weights.w_query),
         weights.v,
         _transposed(weights.w_incorporate),
-        *(work[name] for name in BACKWARD),
+        *(getattr(work, name) for name in BACKWARD),
         store.new_empty(batch, n),
         keys.new_empty(batch, n) if mixed and is_mapped else None,
         store.new_empty(batch, n) if is_mapped else None,

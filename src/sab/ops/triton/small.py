@@ -19,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sab.ops.operation import Plan, Weights, allow_tf32, blank, blank_work, contiguous
+from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work
+from sab.ops.plan import Plan
+from sab.ops.precision import allow_tf32, contiguous
 from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
 from sab.ops.triton.launch import INTERPRETED, launch
 from sab.ops.triton.small_backward import backward_kernel
@@ -48,18 +50,18 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     return None if flat is weights.w_hh else flat
 
 
-def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     """The forward loop over time."""
-    if plan.config.k_top > 0 and "lengths" in buffers:
+    if plan.config.k_top > 0 and buffers.lengths is not None:
         blank(plan, buffers)
     parts = parts_of(plan.cell, plan.config)
     constants, w_held, w_all = _held(plan, parts, weights, buffers)
-    any_tensor = buffers["store"]
+    any_tensor = buffers.store
     w = weights
     vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate)
     few = plan.config.k_top <= 32
     is_packed = constants["RESIDENT"]
-    fits = few and plan.key_size == 128 and buffers["gates"].dtype == torch.bfloat16
+    fits = few and plan.key_size == 128 and buffers.gates.dtype == torch.bfloat16
     launch(
         forward_kernel,
         plan.batch,
@@ -67,7 +69,7 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
             w_held,
             w_all,
             *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
-            *(buffers.get(name, any_tensor) for name in ("lengths", *BUFFERS)),
+            *(_or(getattr(buffers, name), any_tensor) for name in ("lengths", *BUFFERS)),
         ],
         [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
         constants
@@ -76,20 +78,20 @@ def forward(plan: Plan, weights: Weights, buffers: dict[str, Any]) -> None:
             "KC": 32 if few else 64,
             "PACKED": is_packed,
             "BY_PRODUCTS": is_packed and fits and parts.is_product,
-            "HAS_LENGTHS": "lengths" in buffers,
+            "HAS_LENGTHS": buffers.lengths is not None,
             "HAS_BIAS": w.b_hh is not None,
             "HAS_SCORER_BIAS": w.scorer_bias is not None,
         },
     )
 
 
-def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[str, Any]) -> None:
+def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """The backward loop over time."""
-    if plan.config.k_top > 0 and "lengths" in buffers:
-        blank_work(work, ("dquery", "dincorporated"))
+    if plan.config.k_top > 0 and buffers.lengths is not None:
+        blank_work(work, sums=False)
     parts = parts_of(plan.cell, plan.config)
     constants, w_held, w_all = _held(plan, parts, weights, buffers)
-    any_tensor = buffers["store"]
+    any_tensor = buffers.store
     vectors = (weights.w_memory, weights.w_query, weights.v)
     launch(
         backward_kernel,
@@ -98,17 +100,17 @@ def backward(plan: Plan, weights: Weights, buffers: dict[str, Any], work: dict[s
             w_held,
             w_all,
             *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
-            *(buffers.get(name, any_tensor) for name in ("lengths", *BUFFERS)),
-            *(any_tensor if work[name] is None else work[name] for name in WORK),
+            *(_or(getattr(buffers, name), any_tensor) for name in ("lengths", *BUFFERS)),
+            *(_or(getattr(work, name), any_tensor) for name in WORK),
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
         constants
         | backward_constants(parts)
         | {
-            "HAS_LENGTHS": "lengths" in buffers,
-            "HAS_DCELLS": work["dcells"] is not None,
-            "HAS_DSUMMARY": work["dsummary"] is not None,
-            "HAS_DWEIGHTS": work["dweights"] is not None,
+            "HAS_LENGTHS": buffers.lengths is not None,
+            "HAS_DCELLS": work.dcells is not None,
+            "HAS_DSUMMARY": work.dsummary is not None,
+            "HAS_DWEIGHTS": work.dweights is not None,
             # Scaling half precision takes some registers itself.
             "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
         },
@@ -119,14 +121,18 @@ BUFFERS = "store c gates hidden_new h_hat query keys weights selected norms summ
 WORK = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 
 
-def _held(plan: Plan, parts: Parts, weights: Weights, buffers: dict[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
+def _or(tensor: Tensor | None, any_tensor: Tensor) -> Tensor:
+    return any_tensor if tensor is None else tensor
+
+
+def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[dict[str, Any], Tensor, Tensor]:
     """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
-    flat = buffers.get("packed")
+    flat = buffers.packed
     if flat is None:
         flat = contiguous(weights.w_hh)
-    constants = _constants(plan, parts, buffers["gates"].dtype)
+    constants = _constants(plan, parts, buffers.gates.dtype)
     if constants["RESIDENT"] and flat.itemsize != 2:  # TF32 was forbidden when they were packed
-        constants = _constants(plan, parts, buffers["gates"].dtype, tf32=False)
+        constants = _constants(plan, parts, buffers.gates.dtype, tf32=False)
     return constants, flat.view(torch.int16) if constants["RESIDENT"] else flat, flat
 
 

@@ -1,0 +1,209 @@
+"""What a user passes to a layer, checked and in one form: time-major, with lengths on the CPU and a whole state.
+
+And back: an output or an attention in the form of the input.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from sab.errors import UserTypeError, UserValueError
+from sab.ops.precision import is_autocast
+from sab.state import Attention, SABState
+
+Input = Tensor | PackedSequence
+InitialState = SABState | Tensor | tuple[Tensor, ...]
+
+_AUTOCAST_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Form(NamedTuple):
+    """What a layer expects of its input and of its state."""
+
+    input_size: int
+    hidden_size: int
+    layers: int
+    """Layers times directions."""
+    batch_first: bool
+    has_c: bool
+    has_memory: bool
+    key_size: int
+    dtype: torch.dtype
+
+
+class Sequences(NamedTuple):
+    """A layer's input in time-major form."""
+
+    x: Tensor
+    """[T, B, input_size], with zeros for padding."""
+    lengths: Tensor | None
+    """[B], on the CPU; None where all rows have T steps."""
+    packed: PackedSequence | None
+    """The input itself where it is packed."""
+    is_unbatched: bool
+    batch_first: bool
+
+    def restore(self, output: Tensor) -> Input:
+        """An output [T, B, n] in the form of the input."""
+        if self.packed is not None:
+            return _pack_like(self.packed, output)
+        if self.is_unbatched:
+            return output.squeeze(1)
+        return output.transpose(0, 1) if self.batch_first else output
+
+    def restore_attention(self, attention: Attention, k_top: int) -> Attention:
+        """An attention [..., T, B, k] in the form of the input, padded to k_top."""
+        if self.is_unbatched:
+            attention = attention.map(lambda tensor: tensor.squeeze(-2))
+        elif self.batch_first:
+            attention = attention.map(lambda tensor: tensor.transpose(-3, -2))
+        missing = k_top - attention.numbers.shape[-1]
+        numbers, weights = F.pad(attention.numbers, (0, missing), value=-1), F.pad(attention.weights, (0, missing))
+        return Attention(numbers, weights, attention.summary)
+
+
+def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
+    """The input, checked, in time-major form."""
+    packed = input if isinstance(input, PackedSequence) else None
+    if packed is not None:
+        if lengths is not None:
+            raise UserValueError(
+                "lengths must be None where the input is a PackedSequence, which has its own.", "lengths"
+            )
+        x, lengths = pad_packed_sequence(packed)
+    elif isinstance(input, Tensor):
+        x = input
+    else:
+        raise UserTypeError(f"input must be a tensor or a PackedSequence; got {type(input).__name__}.", "input")
+    if x.dim() not in ((2, 3) if packed is None else (3,)) or x.shape[-1] != form.input_size:
+        order = "[B, T, input_size]" if form.batch_first else "[T, B, input_size]"
+        raise UserValueError(
+            f"input must be of shape {order} or [T, input_size] with input_size {form.input_size}; "
+            f"got {list(x.shape)}.",
+            "input",
+        )
+    if x.dtype != form.dtype and not (is_autocast(x.device.type) and x.dtype in _AUTOCAST_TYPES):
+        raise UserTypeError(f"input must be of the layer's type {form.dtype}; got {x.dtype}.", "input")
+    is_unbatched = x.dim() == 2
+    if is_unbatched:
+        x = x.unsqueeze(1)
+    elif form.batch_first and packed is None:
+        x = x.transpose(0, 1)
+    if 0 in x.shape:
+        raise UserValueError(
+            f"input must have at least one step and one row; got shape {list(x.shape)} as [T, B, input_size].",
+            "input",
+        )
+    if lengths is not None:
+        lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
+        padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
+        x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
+        # On a GPU this would wait for the device, so there NaN goes through as in torch.nn.
+        step, row, _ = torch.isnan(x).nonzero()[0].tolist()
+        raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
+    return Sequences(x, lengths, packed, is_unbatched, form.batch_first)
+
+
+def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> SABState | None:
+    """`hx` as a SABState of the layer, checked; None where there is none."""
+    if hx is None:
+        return None
+    x, is_unbatched = sequences.x, sequences.is_unbatched
+    if isinstance(hx, SABState):
+        state = hx._with_batch() if is_unbatched and hx.h.dim() == 2 else hx
+        _check_state(state, sequences, form)
+        return state
+    layers, batch, dtype = form.layers, x.shape[1], form.dtype
+    given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
+    if is_unbatched:
+        given = [tensor.unsqueeze(1) for tensor in given]
+    state = SABState(
+        h=given[0],
+        c=given[1] if form.has_c else None,
+        microstates=x.new_zeros(layers, batch, 0, form.hidden_size, dtype=dtype),
+        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=dtype),
+        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
+        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
+    )._with_seen(0)
+    _check_state(state, sequences, form)
+    return state
+
+
+def reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
+    """Each row of [T, B, ...] backwards in time; its padding stays where it is."""
+    if lengths is None:
+        return sequence.flip(0)
+    step = torch.arange(sequence.shape[0], device="cpu").unsqueeze(1)
+    source = torch.where(step < lengths, lengths - 1 - step, step).to(sequence.device)
+    return sequence.gather(0, source.unsqueeze(-1).expand_as(sequence))
+
+
+def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
+    layers, batch, n = form.layers, sequences.x.shape[1], form.hidden_size
+    slots = state.microstates.shape[2] if state.microstates.dim() == 4 and form.has_memory else 0
+    expected = {
+        "h": [layers, batch, n],
+        "c": [layers, batch, n] if form.has_c else None,
+        "microstates": [layers, batch, slots, n],
+        "keys": [layers, batch, slots, form.key_size],
+        "numbers": [layers, batch, slots],
+        "steps": [batch],
+    }
+    for name, shape in expected.items():
+        tensor = getattr(state, name)
+        given = None if tensor is None else list(tensor.shape)
+        if given != shape:
+            if sequences.is_unbatched:  # shown as the caller sees them, without a batch
+                shape, given = (shown and shown[:1] + shown[2:] for shown in (shape, given))
+            raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
+        dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
+        if tensor is not None and tensor.dtype != dtype:
+            raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
+    if not torch.compiler.is_compiling() and state.steps.min() < 0:
+        raise UserValueError(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
+
+
+def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
+    """`torch.nn`'s form of a state as a list of its tensors."""
+    if not isinstance(hx, Tensor | tuple | list):
+        raise UserTypeError(f"hx must be {allowed}; got {type(hx).__name__}.", "hx")
+    given = [hx] if isinstance(hx, Tensor) else list(hx)
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            kind = "None" if tensor is None else type(tensor).__name__
+            raise UserTypeError(f"hx must be {allowed}; got {kind} in it.", "hx")
+    if len(given) != count:
+        raise UserValueError(f"hx must be {allowed}; got {len(given)} tensors.", "hx")
+    return given
+
+
+def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> Tensor:
+    allowed = f"lengths must be {batch} whole numbers, one a row, from 1 to {steps}"
+    try:
+        lengths = torch.as_tensor(lengths, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise UserTypeError(f"{allowed}; got {lengths!r}.", "lengths") from None
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise UserTypeError(f"{allowed}; got {lengths.dtype}.", "lengths")
+    if is_unbatched and lengths.dim() == 0:
+        lengths = lengths.unsqueeze(0)
+    if lengths.shape != (batch,):
+        raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
+    if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
+        raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
+    return lengths.to(torch.int64)
+
+
+def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
+    """[T, B, n] in the order of the batch, packed as `packed` is."""
+    sizes = packed.batch_sizes
+    if packed.sorted_indices is not None:
+        padded = padded[:, packed.sorted_indices]
+    data = torch.cat([padded[step, :size] for step, size in enumerate(sizes.tolist())])
+    return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)

@@ -1,0 +1,215 @@
+"""The tensors that the loops over time read and write, as every backend lays them out.
+
+Time comes first in every buffer except `keys`. T steps, B rows, hidden size n, key size d; F microstates exist before
+the first step and S after the last. `sab.ops.precision` defines the compute type; without a mention a buffer is of the
+state type. The last two columns are the contents before and after the forward loop.
+
+| buffer | exists | shape | before | after |
+|---|---|---|---|---|
+| store | always | [F + 1 + T, B, n] | F microstates, the initial h | also the T hidden states |
+| c | `Cell.has_c` | [T + 1, B, n] | the initial c | also the T cell states |
+| gates | always | [T, B, G], compute type | the input's part | activated |
+| hidden_new | `Cell.splits_gates` | [T, B, n], compute type | | h_gates of the last gate |
+| h_hat | always | [T, B, n] | | provisional hidden states |
+| query | without `Scorer.query_cancels` | [T, B, d] | | what is scored against the keys |
+| keys | k_top > 0 | [B, S, d], compute type | those of the first F slots | all |
+| weights | k_top > 0 | [T, B, k_top] | | of the selected, otherwise 0 |
+| selected | k_top > 0 | [T, B, k_top], int32 | | slots, otherwise -1 |
+| norms | `Weighting.saves_norm` | [T, B] | | the divisor of the weights |
+| summary | k_top > 0 | [T, B, n] | | what was read, otherwise 0 |
+| lengths | rows differ in length | [B], int64 | number of steps of each row | |
+| packed | the backend packs | its own | the weights | |
+
+A microstate is not copied: slot s is row s of `store` for the first F slots, then the row of the hidden state that was
+kept (`schedule.kept_row`). Past its end a row is 0 in every buffer and has selected nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sab.ops.plan import Plan
+from sab.ops.precision import as_type, contiguous, state_type
+from sab.parts.registry import CELLS, WEIGHTINGS
+
+
+class Weights(NamedTuple):
+    """The parameters of a layer that the loops read, unchanged; None where there is none."""
+
+    w_hh: Tensor
+    b_hh: Tensor | None
+    """Already added to the gates, unless the cell splits them."""
+    w_memory: Tensor | None
+    w_query: Tensor | None
+    scorer_bias: Tensor | None
+    v: Tensor | None
+    w_incorporate: Tensor | None
+    b_incorporate: Tensor | None
+
+
+class Buffers(NamedTuple):
+    """What the forward loop reads and writes; see the table above."""
+
+    store: Tensor
+    c: Tensor | None
+    gates: Tensor
+    hidden_new: Tensor | None
+    h_hat: Tensor
+    query: Tensor | None
+    keys: Tensor | None
+    weights: Tensor | None
+    selected: Tensor | None
+    norms: Tensor | None
+    summary: Tensor | None
+    lengths: Tensor | None = None
+    packed: Tensor | None = None
+
+
+class Work(NamedTuple):
+    """The gradients that the backward loop reads and writes; of the state type where no other is stated."""
+
+    dstore: Tensor | None
+    """Of `store`; from outside before the loop, whole after it. None after the loop where it is not read."""
+    dc: Tensor | None
+    """Of the initial c, [B, n]."""
+    dcells: Tensor | None
+    """From outside, of c after each step, [T, B, n]; None for zeros."""
+    dgates: Tensor
+    """Of the sums before activation, [T * B, G], compute type. It may be the memory of `gates`."""
+    dhidden: Tensor
+    """Of h_gates, as `dgates`, and the same tensor unless the cell splits them."""
+    dquery: Tensor | None
+    """Of the query, [T * B, d], compute type."""
+    dkeys: Tensor | None
+    """Of `keys`; from outside before the loop, whole after it."""
+    dsummary: Tensor | None
+    """From outside, of `summary`; None for zeros."""
+    dweights: Tensor | None
+    """From outside, of `weights`; None for zeros."""
+    dincorporated: Tensor | None
+    """Of the result of an incorporation with weights, [T * B, n]."""
+    dv: Tensor | None
+    """Of the scorer's v, [B, d]."""
+
+
+class Outside(NamedTuple):
+    """The gradients of the results, from outside; None for zeros. Those of c are of the states after each step."""
+
+    hidden: Tensor | None
+    store: Tensor | None
+    c: Tensor | None
+    keys: Tensor | None
+    weights: Tensor | None
+    summary: Tensor | None
+
+
+def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None) -> Buffers:
+    """The buffers around the gates; only their shapes are set."""
+    steps, batch, n, k_top = plan.steps, plan.batch, plan.n, plan.config.k_top
+    compute = gates.dtype
+    kept = state_type(compute)
+    new = gates.new_empty
+    store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept)
+    h_hat = new((steps, batch, n), dtype=kept)
+    cell = CELLS[plan.cell]
+    c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
+    hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
+    if k_top == 0:
+        return Buffers(store, c, gates, hidden_new, h_hat, None, None, None, None, None, None, lengths, packed)
+    return Buffers(
+        store=store,
+        c=c,
+        gates=gates,
+        hidden_new=hidden_new,
+        h_hat=h_hat,
+        query=None if plan.is_affine else new((steps, batch, plan.key_size), dtype=kept),
+        keys=new((batch, plan.slots, plan.key_size), dtype=compute),
+        weights=new((steps, batch, k_top), dtype=kept),
+        selected=new((steps, batch, k_top), dtype=torch.int32),
+        norms=new((steps, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
+        summary=new((steps, batch, n), dtype=kept),
+        lengths=lengths,
+        packed=packed,
+    )
+
+
+def allocate_work(
+    plan: Plan, weights: Weights, buffers: Buffers, outside: Outside, *, in_place: bool, wants_initial: bool
+) -> Work:
+    """What the backward loop needs, with the gradients from outside in their places.
+
+    in_place: `dgates` takes the memory of `gates`. wants_initial: whether the gradients of the initial h and of the
+    first microstates will be read.
+    """
+    steps, batch, n = plan.steps, plan.batch, plan.n
+    gates, keys, new, dtype = buffers.gates, buffers.keys, buffers.h_hat.new_empty, buffers.h_hat.dtype
+    dkeys = None
+    if keys is not None:
+        given = outside.keys
+        dkeys = torch.zeros_like(keys, dtype=dtype) if given is None else contiguous(given.to(dtype, copy=True))
+    dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
+    cell = CELLS[plan.cell]
+    return Work(
+        dstore=_outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
+        dc=new((batch, n)) if cell.has_c else None,
+        dcells=None if outside.c is None else contiguous(outside.c[1:]),
+        dgates=dgates,
+        dhidden=torch.empty_like(dgates) if cell.splits_gates else dgates,
+        dquery=None if keys is None else gates.new_empty((steps * batch, plan.key_size)),
+        dkeys=dkeys,
+        dsummary=None if outside.summary is None else contiguous(outside.summary),
+        dweights=None if outside.weights is None else contiguous(outside.weights),
+        dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
+        dv=None if weights.v is None else new((batch, plan.key_size)),
+    )
+
+
+def _outside_of_store(store: Tensor, first: int, outside: Outside, wants_initial: bool) -> Tensor:
+    """The gradient of `store` from outside; the first step's hidden state is row `first`."""
+    if outside.store is None:
+        dstore = torch.empty_like(store)
+        if wants_initial:
+            dstore[:first].zero_()
+        fill(dstore[first:], outside.hidden)
+        return dstore
+    dstore = outside.store.clone(memory_format=torch.contiguous_format)
+    if outside.hidden is not None:
+        dstore[first:] += outside.hidden
+    return dstore
+
+
+def fill(buffer: Tensor, values: Tensor | None) -> None:
+    """Copy the values into the buffer, or zeros where there are none."""
+    if values is None:
+        buffer.zero_()
+    else:
+        buffer.copy_(values)
+
+
+def blank(plan: Plan, buffers: Buffers) -> None:
+    """Fill the buffers as if nothing had been read, for a forward loop that skips the steps without a read."""
+    if buffers.weights is None or buffers.selected is None or buffers.summary is None:
+        return
+    buffers.weights.zero_()
+    buffers.selected.fill_(-1)
+    buffers.summary.zero_()
+    # What no loop writes is not left to chance: the same inputs give the same outputs to the last bit.
+    if buffers.norms is not None:
+        buffers.norms.zero_()
+    if buffers.query is not None:
+        buffers.query[: plan.first_read].zero_()
+
+
+def blank_work(work: Work, *, sums: bool = True) -> None:
+    """The same for a backward loop that skips steps; `sums`: also what it adds to."""
+    for gradient in (work.dquery, work.dincorporated, *((work.dc, work.dv) if sums else ())):
+        if gradient is not None:
+            gradient.zero_()
+
+
+def cast(weights: Weights, compute: torch.dtype) -> Weights:
+    """The weights in the compute type, contiguous."""
+    return Weights(*(None if weight is None else contiguous(as_type(weight, compute)) for weight in weights))  # pyright: ignore

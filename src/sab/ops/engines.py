@@ -1,0 +1,51 @@
+"""The engines: the modules that run the two loops over time, one for each fast backend."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sab.config import SABConfig
+from sab.ops.buffers import Buffers, Weights, Work
+from sab.ops.plan import Plan
+from sab.ops.types import LayerState, LayerWeights
+
+ENGINES = {"cpu": "sab.ops.cpu.engine", "triton": "sab.ops.triton.engine"}
+"""Their modules, by name."""
+_imported: dict[str, Any] = {}
+
+
+class Engine(Protocol):
+    """What an engine provides. `sab.ops.buffers` defines what the loops find and leave."""
+
+    def unsupported(
+        self, x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+    ) -> str | None:
+        """Why it cannot run a configuration, or None where it can."""
+        ...
+
+    def pack(self, plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
+        """The weights as both loops read them, or None where they read them as they are."""
+        ...
+
+    def overwrites_gates(self, plan: Plan) -> bool:
+        """Whether the backward loop may find `dgates` in the memory of `gates`."""
+        ...
+
+    def forward(self, plan: Plan, weights: Weights, buffers: Buffers) -> None:
+        """Run the steps in order."""
+        ...
+
+    def backward(self, plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
+        """Run the steps in reverse order."""
+        ...
+
+
+def engine_named(name: str) -> Engine:
+    """The module of an engine, imported at the first call."""
+    if name not in _imported:
+        _imported[name] = importlib.import_module(ENGINES[name])
+    return _imported[name]

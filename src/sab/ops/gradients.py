@@ -1,0 +1,149 @@
+"""The gradients of the operation's inputs, from what the backward loop leaves: each weight's is one matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from sab.ops import schedule
+from sab.ops.arguments import Given, Parameters
+from sab.ops.buffers import Buffers, Work
+from sab.ops.plan import Plan
+from sab.ops.precision import as_type, product
+from sab.parts.registry import SCORERS
+
+
+class Gradients:
+    """The gradients, each by a method with the name of its input; `compute` is the type of products."""
+
+    def __init__(self, plan: Plan, given: Given, parameters: Parameters, buffers: Buffers, work: Work):
+        self.plan = plan
+        self.given = given
+        self.parameters = parameters
+        self.buffers = buffers
+        self.work = work
+        self.compute = buffers.gates.dtype
+        self.dtype = parameters.w_hh.dtype
+        # The loops write nothing for steps without a read. A view takes time, so there is one only where it differs.
+        self.first = first = min(plan.first_read, plan.steps)
+        self.h_read = buffers.h_hat[first:] if first > 0 else buffers.h_hat
+        self.dquery = work.dquery
+        if work.dquery is not None and first > 0:
+            self.dquery = work.dquery[first * plan.batch :]
+        self.dgates_t = work.dgates.t()
+        self.db_ih: Tensor | None = None
+
+    def of(self, names: Iterable[str]) -> list[Tensor]:
+        """The gradients of the inputs of these names."""
+        return [getattr(self, name)() for name in names]
+
+    def x(self) -> Tensor:
+        x = self.given.x
+        return product(self.work.dgates, as_type(self.parameters.w_ih, self.compute), x.dtype).view(x.shape)
+
+    def h(self) -> Tensor:
+        return self._dstore()[self.plan.first_slots].to(self.dtype, copy=True)
+
+    def c(self) -> Tensor:
+        assert self.work.dc is not None
+        return as_type(self.work.dc, self.dtype)
+
+    def microstates(self) -> Tensor:
+        first = self._dstore()[: self.plan.first_slots].transpose(0, 1)
+        return first.clone(memory_format=torch.contiguous_format).to(self.dtype)
+
+    def keys(self) -> Tensor:
+        if self.work.dkeys is None:
+            return self.buffers.store.new_zeros((self.plan.batch, 0, 0), dtype=self.dtype)
+        first = self.work.dkeys[:, : self.plan.first_slots]
+        return first.clone(memory_format=torch.contiguous_format).to(self.dtype)
+
+    def w_ih(self) -> Tensor:
+        return self._outer(self.dgates_t, self.given.x)
+
+    def w_hh(self) -> Tensor:
+        first, dhidden = self.plan.first_slots, self.work.dhidden
+        left_t = self.dgates_t if dhidden is self.work.dgates else dhidden.t()
+        return self._outer(left_t, self.buffers.store[first : first + self.plan.steps])
+
+    def b_ih(self) -> Tensor:
+        self.db_ih = self._total(self.work.dgates)
+        return self.db_ih
+
+    def b_hh(self) -> Tensor:
+        if self.work.dhidden is self.work.dgates and self.db_ih is not None:
+            return self.db_ih.clone()
+        return self._total(self.work.dhidden)
+
+    def w_memory(self) -> Tensor:
+        plan = self.plan
+        first = schedule.kept_row(plan.first_slots, plan.seen, plan.first_slots, plan.config.k_att)
+        microstates = self.buffers.store[first :: plan.config.k_att]
+        return self._of_scorer(self._rows(self._new_dkeys().transpose(0, 1)), microstates)
+
+    def w_query(self) -> Tensor:
+        return self._of_scorer(self._dquery(), self.h_read)
+
+    def scorer_bias(self) -> Tensor:
+        bias = self.parameters.scorer_bias
+        if not self.plan.is_affine or bias is None:
+            return self._total(self._dquery())
+        # It is indexed by a microstate's number.
+        first = schedule.next_number(self.plan.seen, self.plan.config.k_att)
+        by_number = self._new_dkeys().sum((0, 2))[: max(len(bias) - first, 0)]
+        gradient = bias.new_zeros(len(bias))
+        gradient[first : first + len(by_number)] = by_number
+        return gradient
+
+    def v(self) -> Tensor:
+        assert self.work.dv is not None
+        return as_type(self.work.dv.sum(0), self.dtype)
+
+    def w_incorporate(self) -> Tensor:
+        assert self.buffers.summary is not None
+        left_t = as_type(self._dincorporated(), self.compute).t()
+        factors = self.h_read, self.buffers.summary[self.first :]
+        return torch.cat([self._outer(left_t, factor) for factor in factors], dim=1)
+
+    def b_incorporate(self) -> Tensor:
+        return self._total(self._dincorporated())
+
+    def _dstore(self) -> Tensor:
+        assert self.work.dstore is not None
+        return self.work.dstore
+
+    def _new_dkeys(self) -> Tensor:
+        """Of the keys of this pass, [B, S - F, d]."""
+        dkeys, first = self.work.dkeys, self.plan.first_slots
+        assert dkeys is not None
+        return dkeys[:, first:] if first > 0 else dkeys
+
+    def _dquery(self) -> Tensor:
+        """Of the steps that read, [steps * B, d]."""
+        assert self.dquery is not None
+        return self.dquery
+
+    def _dincorporated(self) -> Tensor:
+        """Of the steps that read, [steps * B, n]."""
+        assert self.work.dincorporated is not None
+        return self.work.dincorporated[self.first * self.plan.batch :]
+
+    def _of_scorer(self, left: Tensor, states: Tensor) -> Tensor:
+        gradient = self._outer(left.t(), SCORERS[str(self.plan.config.scorer)].mark(states))
+        return gradient.squeeze(0) if self.plan.is_affine else gradient
+
+    def _outer(self, left_t: Tensor, right: Tensor) -> Tensor:
+        """Sum over steps and rows of the outer products: [p, T * B] of the compute type and [T, B, q] to [p, q]."""
+        return product(left_t, self._rows(right), self.dtype)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """[T, B, p] as [T * B, p] of the compute type, with at most one copy."""
+        if tensor.dtype != self.compute:
+            tensor = tensor.to(self.compute, memory_format=torch.contiguous_format)
+        return tensor.flatten(0, 1)
+
+    def _total(self, gradient: Tensor) -> Tensor:
+        """Sum over steps and rows, in the state type."""
+        return as_type(gradient.sum(0, dtype=self.buffers.store.dtype), self.dtype)

@@ -1,0 +1,74 @@
+"""Every private name of torch that the library uses; no other file has one.
+
+They spare a small layer most of the time of a call, or have no public counterpart. Any release of torch may drop them,
+which is why `pyproject.toml` bounds its version. Each comment states what a name is for and what its loss would mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_C: Any = torch._C
+_autograd: Any = getattr(_C, "_autograd", None)
+
+# Whether `torch.func` transforms (vmap, jvp, ...) are active, which only the reference supports.
+# Without it: they always count as active, so that the reference runs everything, correct and slow.
+are_transforms_active: Any = getattr(_C, "_are_functorch_transforms_active", lambda: True)
+
+# How many dispatch modes (fake tensors, profilers of operations, ...) would see an operation.
+# Without it: there may be one, so each call goes through the dispatcher.
+_dispatch_modes: Any = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
+
+# Whether `torch.jit.trace` records. Without it: nothing is lost; tracing is deprecated.
+_is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
+
+# A context in which operations do not record for autograd: an implementation's own products and copies.
+# There is no way without it: the import fails, with its name.
+below_autograd: Any = _C._AutoDispatchBelowAutograd
+
+# The dispatch keys below autograd's, for the call that an autograd implementation hands on.
+# There is no way without it: the import fails, with its name.
+_keys_after_autograd: Any = _C._after_autograd_keyset
+
+# Whether any of many arguments requires a gradient, lists among them. No way without it: the import fails.
+any_requires_grad: Any = _C._any_requires_grad
+
+# Whether the graph that runs backward is kept for another time. Without it: it always counts as kept, and what was
+# saved is never overwritten.
+keeps_graph: Any = getattr(_autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+# The hooks that pack saved tensors. Without it: there always are some, and what was saved is never overwritten.
+_saved_tensor_hooks: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: True)
+
+# A context without autocast, in a tenth of the time of `torch.autocast`, and what it takes: dispatch keys by device.
+# Without one of them: `torch.autocast`.
+_exclude: Any = getattr(_C, "_ExcludeDispatchKeyGuard", None)
+_AUTOCAST_KEYS = {
+    device: _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+    for device, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU"))
+    if _exclude is not None and hasattr(_C.DispatchKey, key)
+}
+
+
+def is_observed() -> bool:
+    """Whether something other than autograd would see a call of an operation."""
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether the tensors that a node saves are packed by a hook, which may keep them."""
+    return _saved_tensor_hooks(True) is not None
+
+
+def redispatch(op: Any, keyset: Any, *arguments: Any) -> Any:
+    """Call an operation's implementation below autograd, from its autograd implementation."""
+    with below_autograd():
+        return op.redispatch(keyset & _keys_after_autograd, *arguments)
+
+
+def without_autocast(device: str) -> Any:
+    """A context without autocast for a type of device."""
+    keys = _AUTOCAST_KEYS.get(device)
+    return torch.autocast(device, enabled=False) if keys is None else _exclude(keys)
