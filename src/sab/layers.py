@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
@@ -105,7 +105,6 @@ class SABLayer(nn.Module):
             for name, shape in shapes.items():
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
             self._names.append([name + suffix if name in shapes else None for name in _PARAMETERS])
-        self._key_size = key_size(self._weights(0), self.config)
         self.reset_parameters()
 
     def _shapes(self, index: int) -> dict[str, tuple[int, ...]]:
@@ -126,6 +125,10 @@ class SABLayer(nn.Module):
         if INCORPORATIONS[config.incorporate].has_weights:
             shapes |= {"incorporate_weight": (n, 2 * n), "incorporate_bias": (n,)}
         return shapes
+
+    @cached_property
+    def _key_size(self) -> int:
+        return key_size(self._weights(0), self.config)
 
     @property
     def _directions(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sab.ops.cpu import loader
+from sab.ops.cpu import engine, loader
 from sab.parts import registry
 from tests.ops.cases import assert_close, randn
 from tests.ops.test_registry import layer_with, results
@@ -48,25 +48,29 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def compiled(registered: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The page's C++ structs are in the headers of the CPU backend."""
-    if loader.unavailable() is not None:
-        pytest.skip(loader.unavailable() or "")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources of the CPU backend with the page's C++ structs in the headers."""
     folder = tmp_path_factory.mktemp("cpu") / "source"
     shutil.copytree(loader.FOLDER, folder)
     for name, struct in zip(HEADERS, code("cpp"), strict=True):
         header = (folder / name).read_text()
         added = re.search(r"struct (\w+) \{", struct)
         assert added is not None
-        listed = re.sub(
-            r"^using (\w+) = Parts<", rf"{struct}\nusing \1 = Parts<{added[1]}, ", header, flags=re.MULTILINE
-        )
+        listed = re.sub(r"(?m)^using (\w+) = Parts<", rf"{struct}\nusing \1 = Parts<{added[1]}, ", header)
         assert listed != header
         (folder / name).write_text(listed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "FOLDER", folder)
+    return folder
+
+
+@pytest.fixture
+def compiled(registered: None, sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU backend is built from these sources, once, and loaded."""
+    if loader.unavailable() is not None:
+        pytest.skip(loader.unavailable() or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "FOLDER", sources)
         patch.setattr(loader, "FLAGS", [flag.replace("-O3", "-O1") for flag in loader.FLAGS])
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
+        patch.setenv("XDG_CACHE_HOME", str(sources.parent))
         forget()
         yield
     forget()
@@ -75,8 +79,6 @@ def compiled(registered: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def forget() -> None:
     """Forget the compiled library of this process."""
     loader._find.cache_clear()
-    from sab.ops.cpu import engine
-
     engine._function.cache_clear()
 
 

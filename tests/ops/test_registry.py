@@ -99,14 +99,6 @@ def users(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
     return request.param, name
 
 
-def test_a_users_part_works_on_the_reference(users: tuple[str, str]) -> None:
-    layer, x = layer_with(*users, backend="reference"), randn(7, 2, 3)
-    assert layer.backend_for(x) == "reference"
-    assert all(torch.isfinite(tensor).all() for tensor in results(layer, x))
-    x = randn(4, 2, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: layer(x)[0], x)
-
-
 def test_a_users_part_computes_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.CELLS, *USERS["cell"])
     layer = layer_with("cell", "rnn_sine", backend="auto", bias=False)

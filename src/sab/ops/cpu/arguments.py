@@ -28,4 +28,5 @@ class Arguments(ctypes.Structure):
 
     def set(self, **values: Tensor | int | None) -> None:
         for name, value in values.items():
-            setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
+            if value is not None:  # the structure starts with nulls
+                setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)

@@ -203,9 +203,10 @@ def forward_kernel(
                     tl.debug_barrier()
                     both = streamed(w_all + W_INCORPORATE, n, 1, 2 * n, unit, n, h_hat + row_t, DTYPE)
                     both += streamed(w_all + W_INCORPORATE + n, n, 1, 2 * n, unit, n, summary + row_t, DTYPE)
-                h = tl.where(used > 0, INCORPORATE(h_new, s, both + c_bias, MATH), h_new)
+                h = INCORPORATE(h_new, s, both + c_bias, MATH)
             else:
                 h = INCORPORATE(h_new, s, h_new, MATH)
+            h = tl.where(used > 0, h, h_new)
         put(store_t + batch * n + unit, h, here, MATH)
         if not RESIDENT:
             tl.debug_barrier()
