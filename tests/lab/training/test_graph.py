@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Adding, Copying
@@ -214,7 +215,10 @@ def test_updates_that_are_not_looked_at_equal_those_that_are(
 
 
 def test_replayed_equals_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    task, model = Copying(length=3, train_lengths="uniform"), ModelConfig(hidden_size=6, k_top=2, k_trunc=4)
+    task, model = (
+        Copying(length=3, train_lengths="uniform"),
+        ModelConfig(hidden_size=6, memory=SABConfig(k_top=2, k_trunc=4)),
+    )
     training = TrainConfig(iterations=15, batch_size=3, eval_every=5, eval_batches=1, lr_decay=0.3)
     pretend(monkeypatch, None)
     train(task, model, training, tmp_path / "called")
@@ -323,7 +327,7 @@ def test_a_checkpoint_goes_from_one_kind_of_adam_to_the_other(plain: Path, confi
 @pytest.fixture
 def gpu_config() -> RunConfig:
     training = TrainConfig(iterations=20, batch_size=8, eval_every=5, eval_batches=1, checkpoint_every=7, device="cuda")
-    return RunConfig(Copying(length=10), ModelConfig(hidden_size=32, k_top=3, k_trunc=4), training)
+    return RunConfig(Copying(length=10), ModelConfig(hidden_size=32, memory=SABConfig(k_top=3, k_trunc=4)), training)
 
 
 @pytest.mark.gpu
@@ -344,7 +348,7 @@ def test_graphs_equal_eager_on_a_gpu(
 def test_what_cannot_be_a_graph_trains_all_the_same_on_a_gpu(
     tmp_path: Path, gpu_config: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = replace(gpu_config.model, backend="reference")
+    model = gpu_config.model.with_options(backend="reference")
     assert train(gpu_config.task, model, gpu_config.training, tmp_path / "graph").status == "finished"
     assert caplog.text.count("cannot be made a CUDA graph") == 1
     train(gpu_config.task, model, replace(gpu_config.training, cuda_graph=False), tmp_path / "eager")

@@ -13,6 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Adding, Copying, Split
@@ -187,7 +188,7 @@ def test_no_early_stop_without_being_asked(tmp_path: Path, run_training: Train) 
     class Easy(Adding):
         headline = replace(Adding.headline, solved=1e6)
 
-    result = train(Easy(length=4), ModelConfig(hidden_size=4, k_trunc=2), config, tmp_path / "easy")
+    result = train(Easy(length=4), ModelConfig(hidden_size=4, memory=SABConfig(k_trunc=2)), config, tmp_path / "easy")
     assert (result.status, result.iterations, result.solved_at) == ("finished", 4, 2)
 
 
@@ -230,7 +231,7 @@ def test_no_clipping_and_clipping_differ_and_report_the_unclipped_norm(tmp_path:
 @pytest.mark.parametrize("task", [Copying(length=2), Copying(length=2, encoding="scalar"), Adding(length=4)])
 def test_precisions_and_encodings(tmp_path: Path, precision: Any, task: Any) -> None:
     config = TrainConfig(iterations=2, batch_size=2, eval_every=2, eval_batches=1, precision=precision)
-    result = train(task, ModelConfig(hidden_size=4, k_top=2, k_trunc=3), config, tmp_path / "run")
+    result = train(task, ModelConfig(hidden_size=4, memory=SABConfig(k_top=2, k_trunc=3)), config, tmp_path / "run")
     assert result.status == "finished"
     weights = load_model(Run.open(tmp_path / "run"), torch.device("cpu")).readout.weight
     assert weights.dtype == (torch.float64 if precision == "float64" else torch.float32)
@@ -256,7 +257,7 @@ def test_training_learns(tmp_path: Path) -> None:
             return inputs, torch.ones_like(targets)
 
     config = TrainConfig(iterations=60, batch_size=4, lr=2e-2, eval_every=20, eval_batches=1)
-    train(One(length=3), ModelConfig(hidden_size=4, k_top=2, k_trunc=2), config, tmp_path / "run")
+    train(One(length=3), ModelConfig(hidden_size=4, memory=SABConfig(k_top=2, k_trunc=2)), config, tmp_path / "run")
     losses = [line["loss"] for line in Run.open(tmp_path / "run").evaluations()]
     assert losses[-1] < 0.1 * losses[0]
 

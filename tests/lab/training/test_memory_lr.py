@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Copying
 from sab.lab.training import Result, RunConfig, TrainConfig, trainer
@@ -40,8 +41,8 @@ def as_on_a_gpu(config: RunConfig, model: nn.Module, state: TrainingState) -> Up
 
 
 def with_memory(scorer: str = "mlp", **training: Any) -> RunConfig:
-    model = ModelConfig(hidden_size=6, num_layers=2, k_top=2, k_trunc=4, scorer=scorer, incorporate="concat")
-    model = replace(model, readout="hidden+weights", max_microstates=5)
+    memory = SABConfig(k_top=2, k_trunc=4, scorer=scorer, incorporate="concat", max_microstates=5)
+    model = ModelConfig(hidden_size=6, num_layers=2, readout="hidden+weights", memory=memory)
     return RunConfig(Copying(length=2), model, TrainConfig(iterations=10, batch_size=3, **training))
 
 

@@ -114,7 +114,7 @@ def remember(model: SequenceModel, task: CharacterTask, state: SABState, memory:
 
     A model that selects among far more than it was trained on finds some that score higher than any did then.
     """
-    return state.recent(task.steps // model.config.k_att if memory is None else memory)
+    return state.recent(task.steps // model.config.memory.k_att if memory is None else memory)
 
 
 def _read_on(
@@ -184,7 +184,7 @@ def mean_attention(model: SequenceModel, task: Task, config: TrainConfig, split:
 
     The model must have a memory, and the task more steps than k_att.
     """
-    k_att, device = model.config.k_att, next(model.parameters()).device
+    k_att, device = model.config.memory.k_att, next(model.parameters()).device
     inputs, _ = task.batch(config.seed, 0, config.batch_size, split, device, config.dtype)
     with _evaluating(model):
         _, _, attention = model(inputs, return_attention=True)

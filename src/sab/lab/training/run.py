@@ -22,7 +22,7 @@ import torch
 from sab import __version__
 from sab.errors import UserError, UserTypeError, UserValueError, check_choice
 from sab.lab.files import temporary_of, write_text, writing
-from sab.lab.models import MEMORY_OPTIONS, ModelConfig, SequenceModel
+from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
 from sab.lab.tasks import TASKS, StoredTask, Task
 from sab.lab.training import lock
@@ -69,18 +69,16 @@ class RunConfig:
 
     @classmethod
     def default(cls, task: Task) -> RunConfig:
-        """The defaults, with what the task's recipe says instead."""
-
-        def chosen(config: type) -> dict[str, Any]:
-            names = {field.name for field in fields(config)}
-            return {option: value for option, value in task.recipe.items() if option in names}
-
-        return cls(task, ModelConfig(**chosen(ModelConfig)), TrainConfig(**chosen(TrainConfig)))
+        """The defaults, changed by the task's recipe."""
+        of_training = {field.name for field in fields(TrainConfig)}
+        training = {option: value for option, value in task.recipe.items() if option in of_training}
+        model = {option: value for option, value in task.recipe.items() if option not in of_training}
+        return cls(task, ModelConfig.from_options(model), TrainConfig(**training))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "task": {"name": self.task.name, **self.task.options()},
-            "model": asdict(self.model),
+            "model": self.model.options(),
             "training": asdict(self.training),
         }
 
@@ -91,19 +89,19 @@ class RunConfig:
         name = check_choice("task", options.pop("name"), TASKS)
         if "data_dir" in options:  # no run keeps it, and it would be a place of somebody else's choice
             raise UserValueError("task must have the options that a run keeps; data_dir is none of them.", "task")
-        return cls(TASKS[name](**options), ModelConfig(**stored["model"]), TrainConfig(**stored["training"]))
+        task, model = TASKS[name](**options), ModelConfig.from_options(dict(stored["model"]))
+        return cls(task, model, TrainConfig(**stored["training"]))
 
     def options(self) -> dict[str, Any]:
         """Every option by the name that the command line knows it by."""
-        return {"task": self.task.name, **self.task.options(), **asdict(self.model), **asdict(self.training)}
+        return {"task": self.task.name, **self.task.options(), **self.model.options(), **asdict(self.training)}
 
     def effective(self) -> RunConfig:
-        """The same with what makes no difference at its default: a baseline has no memory to have options of."""
+        """A copy in which the options that make no difference have their defaults."""
         if self.model.method == "sab":
             return self
-        defaults = {option: getattr(ModelConfig, option) for option in MEMORY_OPTIONS}
-        model = replace(self.model, **defaults)
-        return replace(self, model=model, training=replace(self.training, memory_lr=TrainConfig.memory_lr))
+        training = replace(self.training, memory_lr=TrainConfig.memory_lr)
+        return replace(self, model=self.model.effective(), training=training)
 
     def difference(self, other: RunConfig) -> str | None:
         """Name of the first option that makes the two compute something else, if one does."""
