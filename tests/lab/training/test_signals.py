@@ -27,7 +27,7 @@ OPTIONS = "copying --length 2 --hidden-size 6 --k-top 2 --k-trunc 4 --iterations
 @pytest.fixture(autouse=True)
 def _default_handlers() -> Iterator[None]:
     """The signals act as in a shell's foreground, also where the tests run under nohup, which ignores SIGHUP."""
-    default = {number: signal.SIG_DFL for number in SIGNALS} | {signal.SIGINT: signal.default_int_handler}
+    default = dict.fromkeys(SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in default.items()}
     yield
     for number, handler in before.items():
