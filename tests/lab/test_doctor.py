@@ -128,15 +128,6 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.usefixtures("without_versions")
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(dir: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
-    assert named()["runs"].told == "'runs' cannot be written to, so no run can be kept there: No space left on device."
-
-
 @pytest.mark.usefixtures("without_versions", "tiny_data")
 def test_data(tiny_folder: Path, tmp_path: Path) -> None:
     found = named(data_dir=tiny_folder)

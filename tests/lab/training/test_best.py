@@ -333,15 +333,6 @@ def test_an_end_off_schedule_that_solves_it_leaves_no_trace_either(
     assert run_training(tmp_path / "run", iterations=6, resume=True).solved_at is None
 
 
-def test_half_of_a_best_is_cleared(tmp_path: Path, run_training: Train, script: Script) -> None:
-    script({2: 0.3, 4: 0.2, 6: 0.1})
-    out = tmp_path / "run"
-    run_training(out, keep="best", iterations=6, progress=PressCtrlC(3))
-    (out / "best" / ".writing").mkdir()
-    run_training(out, keep="best", iterations=6, resume=True)
-    assert [path.name for path in (out / "best").iterdir()] == ["step-00000002"]
-
-
 # Trouble
 
 
@@ -437,14 +428,6 @@ def test_damaged_best_weights_are_told_in_a_sentence(
     with pytest.raises(UserError, match=complaint):
         run_training(other, keep="best", iterations=8, resume=True)
     assert before == {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
-
-
-def test_a_run_without_an_iteration_is_discarded_with_all_its_folders(tmp_path: Path, config: RunConfig) -> None:
-    run = Run.create(tmp_path / "run", config)
-    checkpoints.save_best(run.best, config, config.build_model(CPU), TrainingState(step=1))
-    assert load_file(run.best / "step-00000001" / "model.safetensors")
-    run.discard()
-    assert not run.path.exists()
 
 
 def test_the_last_test_is_on_all_data_that_have_an_end(tmp_path: Path, tiny_data: Path, config: RunConfig) -> None:

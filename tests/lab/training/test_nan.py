@@ -331,15 +331,33 @@ def test_rolling_back_has_an_end(
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_stopping_leaves_the_weights_alone(
-    tmp_path: Path, run_training: Train, spoil: Spoil, clip: float | None
+    tmp_path: Path, run_training: Train, spoil: Spoil, clip: float | None, what: str
 ) -> None:
     until = run_training(tmp_path / "until", iterations=5, clip=clip)
-    spoil({5})
-    result = run_training(tmp_path / "run", clip=clip)
+    spoil({5}, what=what)
+    out = tmp_path / "run"
+    result = run_training(out, clip=clip)
     assert (result.status, result.iterations, result.metrics) == ("diverged", 5, until.metrics)
-    assert_finite(tmp_path / "run")
+    assert result.message.startswith(f"the {what} of iteration 6 is ")
+    assert steps(out) == [0, 4]
+    assert_finite(out)
+    assert run_training(out, clip=clip, resume=True) == result
+
+
+def test_a_gradient_that_is_not_finite_is_noticed(
+    tmp_path: Path, config: RunConfig, run_training: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 0 the derivative of the square root is infinite, while the loss is what it was."""
+    loss = config.task.loss
+    monkeypatch.setattr(
+        type(config.task), "loss", lambda self, *given: loss(*given) + (loss(*given) - loss(*given).detach()).sqrt()
+    )
+    result = run_training(tmp_path / "run")
+    assert (result.status, result.iterations) == ("diverged", 0)
+    assert result.message.startswith("the gradient norm of iteration 1 is ")
 
 
 def test_checkpoints_to_go_back_to_stay_on_their_schedule(tmp_path: Path, config: RunConfig) -> None:

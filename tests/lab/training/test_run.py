@@ -183,18 +183,6 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, text: str, reason
         Run.open(tmp_path / "empty")
 
 
-def test_damaged_metrics_and_results_are_named(tmp_path: Path, run_training: Train) -> None:
-    run_training(tmp_path / "run")
-    run = Run.open(tmp_path / "run")
-    for text, complaint in (("oops\n", "Expecting value"), ("3\n", "line 1 is none"), ("{}\n", "line 1 is none")):
-        (run.path / "metrics.jsonl").write_text(text)
-        with pytest.raises(ValueError, match=rf"metrics\.jsonl' must hold one evaluation a line; {complaint}"):
-            run.evaluations()
-    (run.path / "result.json").write_text('{"status": "finished"}')
-    with pytest.raises(ValueError, match=r"result\.json' must be the result of a run"):
-        run.result()
-
-
 def test_default_folder_tells_what_is_in_it(config: RunConfig) -> None:
     assert config.default_out() == Path("runs/copying-2-sab-lstm6-seed0")
 
@@ -216,6 +204,9 @@ def test_numpy_numbers_survive_json(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
+        ("metrics.jsonl", "oops\n", r"Expecting value.*"),
+        ("metrics.jsonl", "3\n", "line 1 is none"),
+        ("metrics.jsonl", "{}\n", "line 1 is none"),
         ("metrics.jsonl", '{"step": 3, "loss": 1.0, "metrics": {}}\n', "line 1 has no accuracy_last10"),
         ("result.json", "{", "it is not JSON"),
         ("result.json", '{"status": "finished"}', "it has other entries than one"),
