@@ -22,7 +22,8 @@ from sab.lab.training import checkpoint as checkpoints
 from sab.lab.training import trainer as trainer_module
 from sab.lab.training.checkpoint import TrainingState, load_kept, load_model
 from sab.lab.training.evaluation import evaluate
-from sab.lab.training.progress import Progress
+from sab.lab.training.progress import Progress, ShownEvaluation
+from sab.lab.training.run import Provenance
 from sab.lab.training.trainer import Trainer
 from tests.lab.training.runs import PressCtrlC, contents, newest
 from tests.lab.training.test_graph import Recorder, pretend
@@ -32,7 +33,6 @@ Train = Callable[..., Result]
 Script = Callable[[Mapping[int, float]], None]
 ACCURACY = Copying.headline
 ERROR = Adding.headline
-PROVENANCE = {"device": "cpu", "versions": {}, "commit": None}
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_there_are_those_of_two_checkpoints_and_the_newest(tmp_path: Path, run_t
     found: list[list[int]] = []
 
     class Look(Progress):
-        def evaluation(self, line: dict[str, Any]) -> None:
+        def evaluation(self, line: ShownEvaluation) -> None:
             found.append(kept(tmp_path / "run"))
 
     script({step: step / 20 for step in range(13)})
@@ -247,7 +247,7 @@ def test_killed_at_any_point_and_resumed_equals_uninterrupted(
     The changes are those of a run that ends off schedule and of a longer one that goes on from there.
     """
     script(accuracies)
-    monkeypatch.setattr(trainer_module, "provenance", lambda device: PROVENANCE)  # which takes a while
+    monkeypatch.setattr(trainer_module, "provenance", lambda device: Provenance("cpu", {}, None))  # which takes a while
     run_training(tmp_path / "whole", keep="best", iterations=7)
     expected = contents(tmp_path / "whole")
     assert expected["result"]["best_at"] == (7 if accuracies[7] == 0.4 else 4)

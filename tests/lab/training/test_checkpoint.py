@@ -35,7 +35,7 @@ def sign(folder: Path) -> None:
     contents = json.loads((folder / "state.json").read_text())
     for name in contents["sha256"]:
         contents["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    contents["digest"] = checkpoints._digest_of_contents(contents)
+    contents["digest"] = checkpoints.StateFile(**contents).own_digest()
     (folder / "state.json").write_text(json.dumps(contents))
 
 

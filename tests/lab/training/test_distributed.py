@@ -118,7 +118,7 @@ def test_trouble_of_one_is_trouble_of_all_and_all_go_back(tmp_path: Path) -> Non
     arguments = words(tmp_path / "several", eval_every=20)
     lives = [Life(arguments, tmp_path / f"told{number}", way) for number, way in enumerate(ways)]
     assert [life.end() for life in lives] == [0, 0], [life.told for life in lives]
-    (line,) = Run.open(tmp_path / "several").evaluations()
+    (line,) = lines(tmp_path / "several")
     assert (line["step"], line["rollbacks"]) == (20, 1)
 
 

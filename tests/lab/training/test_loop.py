@@ -20,7 +20,7 @@ from sab.lab.tasks import Adding, Copying, Split
 from sab.lab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.progress import Progress
-from tests.lab.training.runs import CLOCK, PressCtrlC, contents, newest
+from tests.lab.training.runs import CLOCK, PressCtrlC, contents, lines, newest
 
 Train = Callable[..., Result]
 
@@ -33,13 +33,13 @@ def test_a_run_is_a_folder(tmp_path: Path, config: RunConfig, run_training: Trai
     run = Run.open(out)
     assert run.config == config
     assert run.result() == result
-    lines = run.evaluations()
-    assert [line["step"] for line in lines] == [3, 6, 8]
-    for line in lines:
+    logged: Any = run.evaluations()
+    assert [line["step"] for line in logged] == [3, 6, 8]
+    for line in logged:
         assert line.keys() == {"step", "loss", "metrics", "grad_norm", "grad_norm_max", "skipped", "rollbacks", *CLOCK}
         assert line["metrics"].keys() == {"accuracy_last10", "cross_entropy_last10", "cross_entropy"}
         assert 0 < line["grad_norm"] <= line["grad_norm_max"]
-    assert result.metrics.keys() == lines[-1]["metrics"].keys()
+    assert result.metrics.keys() == logged[-1]["metrics"].keys()
     assert result.versions["torch"] == torch.__version__
     assert result.device.startswith("cpu")
     assert result.wall_time > 0
@@ -55,8 +55,8 @@ def test_tensorboard_has_what_metrics_jsonl_has(tmp_path: Path, run_training: Tr
     run_training(tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     logged = [(event.step, event.value) for event in events.Scalars("accuracy_last10")]
-    lines = Run.open(tmp_path / "run").evaluations()
-    assert logged == [(line["step"], pytest.approx(line["metrics"]["accuracy_last10"])) for line in lines]
+    evaluations = Run.open(tmp_path / "run").evaluations()
+    assert logged == [(line["step"], pytest.approx(line["metrics"]["accuracy_last10"])) for line in evaluations]
     assert {"loss", "grad_norm", "iterations_per_second", "cross_entropy"} <= set(events.Tags()["scalars"])
 
 
@@ -163,7 +163,7 @@ def test_no_early_stop_without_being_asked(tmp_path: Path, run_training: Train) 
 def test_no_clipping_and_clipping_differ_and_report_the_unclipped_norm(tmp_path: Path, run_training: Train) -> None:
     run_training(tmp_path / "free", clip=None)
     run_training(tmp_path / "tight", clip=1e-3)
-    free, tight = (Run.open(tmp_path / name).evaluations()[0] for name in ("free", "tight"))
+    free, tight = (lines(tmp_path / name)[0] for name in ("free", "tight"))
     assert tight["grad_norm"] > 0.1
     assert free["loss"] != tight["loss"]
 
@@ -199,7 +199,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
     config = TrainConfig(iterations=60, batch_size=4, lr=2e-2, eval_every=20, eval_batches=1)
     train(One(length=3), ModelConfig(hidden_size=4, memory=SABConfig(k_top=2, k_trunc=2)), config, tmp_path / "run")
-    losses = [line["loss"] for line in Run.open(tmp_path / "run").evaluations()]
+    losses = [line["loss"] for line in lines(tmp_path / "run")]
     assert losses[-1] < 0.1 * losses[0]
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from sab.lab.training import Result, Run, RunConfig, checkpoint, trainer, updates
 from sab.lab.training.progress import Lines, Progress
+from sab.lab.training.run import Provenance
 from sab.lab.training.updates import Updates
-from tests.lab.training.runs import contents
+from tests.lab.training.runs import contents, lines
 from tests.lab.training.test_graph import Recorder, pretend
 
 Train = Callable[..., Result]
@@ -36,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(autouse=True)
 def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "provenance", lambda device: {"device": "cpu", "versions": {}, "commit": None})
+    monkeypatch.setattr(trainer, "provenance", lambda device: Provenance("cpu", {}, None))
 
 
 @pytest.fixture
@@ -110,9 +111,9 @@ def test_a_batch_that_is_skipped_changes_neither_the_weights_nor_adam(
     )
     assert tensors(out, 8)["model.safetensors"] != after["model.safetensors"]
     assert_finite(out)
-    lines = Run.open(out).evaluations()
-    assert [(line["step"], line["skipped"], line["rollbacks"]) for line in lines] == [(3, 0, 0), (6, 1, 0), (8, 1, 0)]
-    assert all(math.isfinite(line[name]) for line in lines for name in ("loss", "grad_norm", "grad_norm_max"))
+    logged = lines(out)
+    assert [(line["step"], line["skipped"], line["rollbacks"]) for line in logged] == [(3, 0, 0), (6, 1, 0), (8, 1, 0)]
+    assert all(math.isfinite(line[name]) for line in logged for name in ("loss", "grad_norm", "grad_norm_max"))
 
 
 @pytest.mark.usefixtures("way")
@@ -120,10 +121,9 @@ def test_where_all_were_skipped_there_is_no_loss_to_tell(tmp_path: Path, run_tra
     spoil({3, 4, 5})
     written = io.StringIO()
     run_training(tmp_path / "run", on_nan="skip", progress=Lines(Console(file=written), "copying"))
-    lines = Run.open(tmp_path / "run").evaluations()
-    assert [line["loss"] is None for line in lines] == [False, True, False]
-    assert [line["grad_norm"] is None for line in lines] == [False, True, False]
-    assert lines[1]["iterations_per_second"] > 0
+    logged = lines(tmp_path / "run")
+    assert [line["loss"] is None for line in logged] == [False, True, False]
+    assert [line["grad_norm"] is None for line in logged] == [False, True, False]
     shown = written.getvalue().splitlines()[2]
     assert "6/8  loss not finite  " in shown
     assert "  gradient norm not finite  skipped 3  " in shown
@@ -187,8 +187,8 @@ def test_a_rollback_halves_the_learning_rate_until_it_gets_past(
         f"the loss of iteration 7 is nan; the run goes back to iteration 4, and on with {part} of the learning rate."
         for part in ("1/2", "1/4")
     ]
-    lines = Run.open(out).evaluations()
-    assert [(line["step"], line["rollbacks"], line["skipped"]) for line in lines] == [(3, 0, 0), (6, 2, 0), (8, 2, 0)]
+    logged = lines(out)
+    assert [(line["step"], line["rollbacks"], line["skipped"]) for line in logged] == [(3, 0, 0), (6, 2, 0), (8, 2, 0)]
     assert_finite(out)
 
 

@@ -63,5 +63,5 @@ def data_list(data_dir: Path | None = None) -> int:
     print(f"In {folder}:")
     width = max(map(len, data.DATASETS))
     for name, dataset in data.DATASETS.items():
-        print(f"{name:{width}}  {data.state_of(dataset, folder)[1]}  ({dataset.summary})")
+        print(f"{name:{width}}  {data.state_of(dataset, folder).message}  ({dataset.summary})")
     return DONE

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -28,6 +28,13 @@ TIMEOUT = 30.0
 """Seconds after which a source that says nothing is given up."""
 Heard = Callable[[DataFile, int, int | None], None]
 """Is told how many bytes of a file have come, and of how many if that is known."""
+
+
+class DataState(NamedTuple):
+    """What is known of a data set in a folder."""
+
+    is_intact: bool
+    message: str
 
 
 def folder_of(data_dir: Path | str | None = None) -> Path:
@@ -84,21 +91,21 @@ def _load_file(dataset: Dataset, file: DataFile, folder: Path) -> bytes:
     return content
 
 
-def state_of(dataset: Dataset, folder: Path) -> tuple[bool, str]:
-    """Whether a data set is there and whole, and what is to be told of it."""
+def state_of(dataset: Dataset, folder: Path) -> DataState:
+    """Whether a data set is there and intact."""
     missing = [file.name for file in dataset.files if _find(folder / dataset.folder, file) is None]
     if len(missing) == len(dataset.files):
-        return False, "not here"
+        return DataState(False, "not here")
     if missing:
-        return False, f"incomplete: {', '.join(missing)} missing"
+        return DataState(False, f"incomplete: {', '.join(missing)} missing")
     for file in dataset.files:
         path = _find(folder / dataset.folder, file)
         assert path is not None
         try:
             _check(file, formats.read(path, file.size))
         except Unreadable as trouble:
-            return False, f"broken: {path.name}: {trouble}"
-    return True, "here, as its checksums say"
+            return DataState(False, f"broken: {path.name}: {trouble}")
+    return DataState(True, "here, as its checksums say")
 
 
 def get(

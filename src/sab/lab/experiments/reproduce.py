@@ -244,9 +244,9 @@ def _call(
         left=len(outcome.left),
         together=together,
         wall_time=wall_time,
-        device=where["device"],
-        versions=where["versions"],
-        commit=commit or where["commit"],
+        device=where.device,
+        versions=where.versions,
+        commit=commit or where.commit,
         date=records.now(),
     )
 

@@ -38,7 +38,7 @@ from sab.lab.tasks import TASKS, Headline
 from sab.lab.training import evaluation
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device
-from sab.lab.training.run import Run
+from sab.lab.training.run import Evaluation, Run
 from sab.tracing import Trace, trace
 
 DPI = 160
@@ -111,7 +111,7 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
     plain(axes)
 
 
-def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[Evaluation]]]:
     """Labels, evaluations and how to draw them: several runs differ in their markers as well, for print in black."""
     for (label, run), colour, marker in zip(runs.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         lines = run.evaluations()

@@ -120,6 +120,26 @@ class TrainingState:
         self.seconds = self.loss_sum = self.grad_norm_sum = self.grad_norm_max = 0.0
 
 
+@dataclass
+class StateFile:
+    """What state.json of a checkpoint holds."""
+
+    format: str
+    config: dict[str, Any]
+    """The run's configuration, as `RunConfig.to_json` gives it."""
+    state: dict[str, Any]
+    """The entries of a `TrainingState`."""
+    sha256: dict[str, str]
+    """The digest of each file of tensors by its name."""
+    digest: str | None = None
+    """The digest of all other entries; None in a file of an older version."""
+
+    def own_digest(self) -> str:
+        """What `digest` is if nobody altered the file."""
+        others = {name: entry for name, entry in asdict(self).items() if name != "digest"}
+        return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
 def save(
     folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> bool:
@@ -290,14 +310,10 @@ def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, T
         temporary.mkdir()
         for name, held in tensors.items():
             _write_tensors(_plain(held), temporary / name)
-        contents = {
-            "format": FORMAT,
-            "config": config.to_json(),
-            "state": asdict(state),
-            "sha256": {name: _digest(temporary / name) for name in tensors},
-        }
-        contents["digest"] = _digest_of_contents(contents)
-        (temporary / STATE).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        digests = {name: _digest(temporary / name) for name in tensors}
+        contents = StateFile(FORMAT, config.to_json(), asdict(state), digests)
+        contents.digest = contents.own_digest()
+        (temporary / STATE).write_text(json.dumps(asdict(contents), indent=2) + "\n", encoding="utf-8")
         for path in (*temporary.iterdir(), temporary, folder.parent):
             sync(path)
         os.rename(temporary, _of_step(folder, state.step))
@@ -342,13 +358,12 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str], best:
     """
     path = checkpoint / STATE
     try:
-        contents = read_json(path)
-        if contents["format"] != FORMAT:
-            raise ValueError(f"its format is {contents['format']!r}")
-        state = as_dataclass(TrainingState, contents["state"])
-        stored = RunConfig.from_json(contents["config"])
-        digests = {name: contents["sha256"][name] for name in files}
-        own = _digest_of_contents(contents)
+        contents = as_dataclass(StateFile, read_json(path))
+        if contents.format != FORMAT:
+            raise ValueError(f"its format is {contents.format!r}")
+        state = as_dataclass(TrainingState, contents.state)
+        stored = RunConfig.from_json(contents.config)
+        digests = {name: contents.sha256[name] for name in files}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserValueError(f"{str(path)!r} must be the state of a checkpoint of sab; {_reason(error)}.") from error
     option = stored.difference(config)
@@ -358,7 +373,7 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str], best:
             f"{str(checkpoint)!r} must be a checkpoint of this run; "
             f"it is one of a run with {option} {theirs!r} and not {ours!r}."
         )
-    if contents.get("digest", own) != own or state.step != _step_of(checkpoint):  # older versions wrote no digest
+    if contents.digest not in (None, contents.own_digest()) or state.step != _step_of(checkpoint):
         raise UserValueError(f"{str(path)!r} must be as it was written; it was altered.")
     for name, digest in digests.items():
         path = checkpoint / name
@@ -453,19 +468,13 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(f"{path.name}: {error}") from error
 
 
-def _digest(path: Path) -> str | None:
-    """The digest of a file, if it can be read."""
+def _digest(path: Path) -> str:
+    """The digest of a file; an empty text where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
-        return None
-
-
-def _digest_of_contents(contents: dict[str, Any]) -> str:
-    """The digest of what a state.json says, but for that digest itself."""
-    others = {name: entry for name, entry in contents.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+        return ""
 
 
 def _kind(tensor: Tensor) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -13,6 +12,16 @@ from rich.table import Column
 from rich.text import Text
 
 from sab.lab.tasks import Headline
+from sab.lab.training.run import LoggedEvaluation
+
+
+class ShownEvaluation(LoggedEvaluation):
+    """An evaluation as progress displays get it: with the best so far."""
+
+    best: float | None
+    """The best headline metric."""
+    best_at: int | None
+    """Its iteration."""
 
 
 class Progress:
@@ -24,9 +33,8 @@ class Progress:
     def iteration(self, step: int, loss: float) -> None:
         """Update number `step` was made, and its loss is known; on a GPU that is told of some updates only."""
 
-    def evaluation(self, line: dict[str, Any]) -> None:
-        """An evaluation was written to metrics.jsonl as `line`, which here also tells the best so far: the headline
-        metric, `best`, and the iteration, `best_at`."""
+    def evaluation(self, line: ShownEvaluation) -> None:
+        """An evaluation was written to metrics.jsonl."""
 
     def end(self) -> None:
         """The run makes no further update."""
@@ -48,7 +56,7 @@ class Careful(Progress):
     def iteration(self, step: int, loss: float) -> None:
         self._try(lambda: self._progress.iteration(step, loss))
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         self._try(lambda: self._progress.evaluation(line))
 
     def end(self) -> None:
@@ -80,7 +88,7 @@ class Lines(Progress):
         self._iterations = iterations
         self._print(f"{self._label}: iterations {step} to {iterations}{where}")
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         step, speed = line["step"], line["iterations_per_second"]
         loss, norm = (_show_number(line[name], places) for name, places in (("loss", 4), ("grad_norm", 2)))
         self._print(
@@ -116,7 +124,7 @@ class Live(Progress):
     def iteration(self, step: int, loss: float) -> None:
         self._bars.update(self._bar, completed=step, loss=f"{loss:.4f}")
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         self._bars.update(self._bar, headline=_show_evaluation(self._headline, line, self._headline.short))
 
     def end(self) -> None:
@@ -163,7 +171,7 @@ def show_headline(headline: Headline, metrics: dict[str, float | None], name: st
     return f"{name or headline.label} {'not finite' if value is None else headline.show(value)}"
 
 
-def _show_evaluation(headline: Headline, line: dict[str, Any], name: str | None = None) -> str:
+def _show_evaluation(headline: Headline, line: ShownEvaluation, name: str | None = None) -> str:
     """The headline metric, beside the best one where that is another."""
     told, best = show_headline(headline, line["metrics"], name), line["best"]
     return told if best is None or line["best_at"] == line["step"] else f"{told} (best {headline.show(best)})"
@@ -173,7 +181,7 @@ def _show_number(value: float | None, places: int) -> str:
     return "not finite" if value is None else f"{value:.{places}f}"
 
 
-def _show_trouble(line: dict[str, Any]) -> str:
+def _show_trouble(line: ShownEvaluation) -> str:
     """What became of losses and gradients that were not finite, where there were any."""
     return "".join(f"  {name} {line[name]}" for name in ("skipped", "rollbacks") if line.get(name))
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import numpy as np
 import torch
@@ -41,15 +41,38 @@ FREE_ON_RESUME = (
 so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
 another."""
 
-EVALUATION = {
-    "step": int,
-    "loss": float | None,
-    "metrics": dict[str, float | None],
-    "grad_norm": float | None,
-    "grad_norm_max": float | None,
-}
-"""What a line of metrics.jsonl has at least."""
 Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
+
+
+class Evaluation(TypedDict):
+    """A line of metrics.jsonl, as far as its readers rely on it; None stands for NaN and infinity."""
+
+    step: int
+    loss: float | None
+    """Mean over the iterations since the last evaluation, as are the gradient norms."""
+    metrics: dict[str, float | None]
+    """The task's metrics on the validation split."""
+    grad_norm: float | None
+    grad_norm_max: float | None
+
+
+class LoggedEvaluation(Evaluation):
+    """All that a line of metrics.jsonl holds."""
+
+    skipped: int
+    """How many iterations of the run were skipped because their loss or gradient was not finite."""
+    rollbacks: int
+    iterations_per_second: float
+    elapsed: float
+    """Seconds of training and evaluation since the run began."""
+
+
+class Provenance(NamedTuple):
+    """What a number may depend on besides the configuration."""
+
+    device: str
+    versions: dict[str, str]
+    commit: str | None
 
 
 @dataclass(frozen=True)
@@ -278,7 +301,7 @@ class Run:
         with writing(self.path):
             os.stat(self.path / "config.json")
 
-    def log(self, evaluation: dict[str, Any]) -> None:
+    def log(self, evaluation: Evaluation) -> None:
         """Adds a line to metrics.jsonl."""
         self.check_there()
         path = self.path / "metrics.jsonl"
@@ -287,7 +310,7 @@ class Run:
             file.flush()
             os.fsync(file.fileno())  # no checkpoint may know of an evaluation that is lost
 
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[Evaluation]:
         """The lines of metrics.jsonl; a last one that a crash cut short does not count."""
         path = self.path / "metrics.jsonl"
         if not path.is_file():
@@ -303,8 +326,9 @@ class Run:
             metric, metrics = self.config.task.headline.metric, evaluation["metrics"]
             if not isinstance(metrics, dict) or metric not in metrics:
                 raise UserValueError(f"{wanted}; line {number} has no {metric}.")
-            wrong = first_mismatch(evaluation, EVALUATION)
-            if wrong is not None or not evaluation.keys() >= EVALUATION.keys():
+            kinds = get_type_hints(Evaluation)
+            wrong = first_mismatch(evaluation, kinds)
+            if wrong is not None or not evaluation.keys() >= kinds.keys():
                 raise UserValueError(f"{wanted}; line {number} has no {wrong or 'gradient norm'} as one has it.")
         return evaluations
 
@@ -339,12 +363,12 @@ def finite(metrics: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
-    """What else a number may depend on: the fields `device`, `versions` and `commit` of a result."""
+def provenance(device: torch.device) -> Provenance:
+    """The device, the versions and the commit that a result is computed with."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     versions = {"sab": __version__, "torch": torch.__version__, "numpy": np.__version__}
     versions["python"] = platform.python_version()
-    return {"device": f"{device.type} ({name})", "versions": versions, "commit": _commit()}
+    return Provenance(f"{device.type} ({name})", versions, _commit())
 
 
 def _commit() -> str | None:

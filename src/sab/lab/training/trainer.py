@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -26,15 +26,21 @@ from sab.lab.training.evaluation import evaluate, evaluate_fully
 from sab.lab.training.graph import CudaCapture
 from sab.lab.training.lock import RunLock
 from sab.lab.training.progress import Progress
-from sab.lab.training.run import Result, Run, RunConfig, Status, finite, provenance
+from sab.lab.training.run import LoggedEvaluation, Result, Run, RunConfig, Status, finite, provenance
 from sab.lab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
 
 logger = logging.getLogger("sab")
 T = TypeVar("T")
 MOST_ROLLBACKS = 10
 """How often a run goes back in a row without coming to its next checkpoint on schedule."""
-Ending = tuple[Status, str]
-"""How training ended, and the same in a sentence."""
+
+
+class Ending(NamedTuple):
+    """How training ended."""
+
+    status: Status
+    message: str
+    """The same in a sentence."""
 
 
 class Trainer:
@@ -157,7 +163,7 @@ class Trainer:
         status, message = self.ending
         state = self.state
         self.progress.end()
-        result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(self.device))
+        result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, *provenance(self.device))
         if distributed.count() > 1:
             result = replace(result, device=f"{result.device}, {distributed.count()} processes")
         with self._turn():
@@ -258,7 +264,7 @@ class Trainer:
         left = "the weights were left as they were before it"
         if self._keeps_best and self.state.best_at is not None:
             left += f", and the metrics are of the best ones, those of iteration {self.state.best_at}"
-        self.ending = "diverged", f"{trouble}; {left}."
+        self.ending = Ending("diverged", f"{trouble}; {left}.")
         return False
 
     def _roll_back(self, updates: Updates, trouble: str) -> None:
@@ -308,13 +314,13 @@ class Trainer:
         headline, training, step = self.config.task.headline, self.config.training, self._made
         if training.stop_at is not None and self.state.solved_at is not None:
             reached = f"{headline.label} {headline.show(training.stop_at)}"
-            return "solved", f"reached {reached} after {step} iterations{self._tell_trouble()}."
+            return Ending("solved", f"reached {reached} after {step} iterations{self._tell_trouble()}.")
         if step >= training.iterations:
-            return "finished", f"finished all {step} iterations{self._tell_trouble()}."
+            return Ending("finished", f"finished all {step} iterations{self._tell_trouble()}.")
         if training.patience is not None and self.state.since_best >= training.patience:
-            return "stopped", f"stopped after {step} iterations{self._tell_trouble()}: {self._tell_best()}."
+            return Ending("stopped", f"stopped after {step} iterations{self._tell_trouble()}: {self._tell_best()}.")
         if interrupted:
-            return "interrupted", f"interrupted after {step} iterations{self._tell_trouble()}."
+            return Ending("interrupted", f"interrupted after {step} iterations{self._tell_trouble()}.")
         return None
 
     def _tell_trouble(self) -> str:
@@ -357,7 +363,7 @@ class Trainer:
         assert self._events is not None
         state = self.state
         counted = state.window - state.window_skipped
-        line = {
+        line: LoggedEvaluation = {
             "step": state.step,
             "loss": state.loss_sum / counted if counted else None,
             "metrics": metrics,

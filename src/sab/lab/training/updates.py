@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,12 +99,20 @@ class Updates(ABC):
         return f"the {broken} of iteration {state.step + 1} is {numbers[broken]}{in_a_row}"
 
 
+class _Made(NamedTuple):
+    """An update that was made."""
+
+    seconds: float
+    loss: float
+    grad_norm: float
+
+
 class HostUpdates(Updates):
     """Updates on the CPU."""
 
     def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
         super().__init__(config, model, optimizer, state)
-        self._unread: tuple[float, float, float] | None = None
+        self._unread: _Made | None = None
 
     def make(self, step: int) -> None:
         training = self._config.training
@@ -115,7 +123,7 @@ class HostUpdates(Updates):
             for group in self._optimizer.param_groups:
                 group["lr"] = group["share"] * self._rate_at(step)
             self._optimizer.step()
-        self._unread = time.perf_counter() - started, loss, norm
+        self._unread = _Made(time.perf_counter() - started, loss, norm)
 
     def wants_reading(self) -> bool:
         return True
