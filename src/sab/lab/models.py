@@ -25,7 +25,7 @@ LAYERS: dict[str, Any] = {
 }
 MEMORY_OPTIONS = {one.name for one in fields(SABConfig)}
 MOST_LAYERS = 1000
-"""How many layers may be stacked: to make more takes longer than anybody waits."""
+"""How many layers may be stacked; making more takes too long."""
 Method = Literal["sab", "bptt", "tbptt"]
 Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
 
@@ -49,7 +49,7 @@ class ModelConfig:
     num_layers: int = 1
     """How many layers are stacked."""
     input_scale: float = 1.0
-    """What the encoded inputs are multiplied by; large ones leave a mark on the microstates from the start."""
+    """Factor of the encoded inputs; large inputs leave a mark on the microstates from the start."""
     memory: SABConfig = field(default_factory=SABConfig)
     """How the layers remember, read and backtrack."""
     initial_summary: float = 1.0
@@ -131,9 +131,9 @@ class SequenceModel(nn.Module):
     """Encoder, SAB layers, readout; time first."""
 
     def __init__(self, config: ModelConfig, *, encoding: str, input_size: int, output_size: int, steps: int):
-        """`encoding` tells what inputs are: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector`
-        takes [T, B, input_size]. `steps` is the length of the sequences it is trained on; the readout of weights
-        has a column for every microstate up to there, and longer sequences read nothing from later ones."""
+        """`encoding`: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector` takes [T, B, input_size].
+        `steps` is the length of the training sequences: the readout of weights has a column for each microstate up to
+        there, and ignores later ones."""
         super().__init__()
         self.config = config
         self.encoding = check_choice("encoding", encoding, ENCODINGS)
@@ -144,9 +144,9 @@ class SequenceModel(nn.Module):
         layer_input = 1 if encoding == "scalar" else input_size
         self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
         if config.initial_score and memory.k_top > 0:
-            self._begin_scores_at(config.initial_score)
+            self._set_initial_score(config.initial_score)
         if config.initial_summary != 1 and memory.k_top > 0:
-            self._begin_summary_at(config.initial_summary)
+            self._set_initial_summary(config.initial_summary)
         self.readout = nn.Linear(config.hidden_size, output_size)
         self.readout_attention: nn.Linear | None = None
         if memory.k_top > 0 and config.readout != "hidden":
@@ -162,7 +162,7 @@ class SequenceModel(nn.Module):
         kept: Tensor | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """(outputs [T, B, output_size], state), and the layers' `Attention` where it is asked for.
+        """(outputs [T, B, output_size], state), and the layers' `Attention` with `return_attention`.
 
         `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
         """
@@ -175,8 +175,8 @@ class SequenceModel(nn.Module):
         return (outputs, state, attention) if return_attention else (outputs, state)
 
     @torch.no_grad()
-    def _begin_scores_at(self, score: float) -> None:
-        """Makes v·tanh(W_m m + W_q h + b) begin near a score: b is about 1, and v adds up to what that takes."""
+    def _set_initial_score(self, score: float) -> None:
+        """Makes the initial v·tanh(W_m m + W_q h + b) close to a score: b is about 1, and v adds up to the rest."""
         parameters = dict(self.layers.named_parameters())
         for layer in range(self.config.num_layers):
             v = parameters[f"attn_v_l{layer}"]
@@ -184,8 +184,8 @@ class SequenceModel(nn.Module):
             v.add_((score / math.tanh(1.0) - v.sum()) / len(v))
 
     @torch.no_grad()
-    def _begin_summary_at(self, share: float) -> None:
-        """Makes W_c [h; s] begin as h and this share of s."""
+    def _set_initial_summary(self, share: float) -> None:
+        """Makes the initial W_c [h; s] equal h plus this share of s."""
         n = self.config.hidden_size
         for name, parameter in self.layers.named_parameters():
             if name.startswith("incorporate_weight"):
@@ -209,7 +209,7 @@ class SequenceModel(nn.Module):
                 raise UserValueError(f"{allowed}; got {lowest if lowest < 0 else highest}.", "inputs")
 
     def _read(self, attention: Attention) -> Tensor:
-        """What the readout sees of the last layer's attention."""
+        """The readout's input from the last layer's attention."""
         last = attention if self.config.num_layers == 1 else attention.map(lambda tensor: tensor[-1])
         if self.config.readout == "hidden+summary":
             return last.summary

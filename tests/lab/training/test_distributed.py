@@ -164,9 +164,9 @@ def test_slices_are_a_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, rows = [], []
     for number in range(4):
         monkeypatch.setattr(distributed, "count", lambda: 4)
-        monkeypatch.setattr(distributed, "number", lambda number=number: number)
-        parts.append(distributed.part_of(inputs, targets))
-        rows.append(distributed.rows_of(targets))
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
+        parts.append(distributed.slice_of_batch(inputs, targets))
+        rows.append(distributed.own_rows_of(targets))
     assert torch.equal(torch.cat([part for part, _, _ in parts], dim=1), inputs)
     assert torch.equal(torch.cat([part for _, part, _ in parts]), targets)
     assert sum(fraction for _, _, fraction in parts) == pytest.approx(1)

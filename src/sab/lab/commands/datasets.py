@@ -46,7 +46,7 @@ def data_get(
     from sab.lab.data.progress import Bar
 
     with Bar(Console(stderr=True)) as bar:
-        dataset, paths = data.get(name, data_dir, source, bar.heard)
+        dataset, paths = data.get(name, data_dir, source, bar.update)
     print(f"{dataset.name}: {dataset.summary}. Its checksums are right.")
     for path in paths:
         print(path)

@@ -83,7 +83,7 @@ def train(arguments: Sequence[str]) -> int:
     if seeds is not None:
         return _train_seeds(name, options, seeds)
     with contextlib.ExitStack() as silence:
-        if not distributed.speaks():
+        if not distributed.is_main():
             silence.enter_context(contextlib.redirect_stdout(silence.enter_context(open(os.devnull, "w"))))
         return _train_one(name, options)
 

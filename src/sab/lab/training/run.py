@@ -1,6 +1,6 @@
 """A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json.
 
-One that keeps its best weights has them in best/, one that keeps those of some moments of training in moments/.
+best/ holds the best weights of a run that keeps them, moments/ those of the moments of training that it keeps.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FREE_ON_RESUME = (
     "moments_every",
 )
 """Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
-so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
-another."""
+so a resumed run equals the uninterrupted one bit for bit on the same device with the same number of threads, and to
+rounding otherwise."""
 
 Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
 
@@ -77,7 +77,7 @@ class Provenance(NamedTuple):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that a run's numbers follow from."""
+    """Everything that determines a run's numbers."""
 
     task: Task
     model: ModelConfig
@@ -107,16 +107,16 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, stored: Any) -> RunConfig:
-        """The inverse of `to_json`; whatever is not its output raises KeyError, TypeError or a mistake."""
+        """The inverse of `to_json`; other input raises KeyError, TypeError, ValueError or a UserError."""
         options = dict(stored["task"])
         name = check_choice("task", options.pop("name"), TASKS)
-        if "data_dir" in options:  # no run keeps it, and it would be a place of somebody else's choice
+        if "data_dir" in options:  # no run stores it, and whoever made the file would choose the folder
             raise UserValueError("task must have the options that a run keeps; data_dir is none of them.", "task")
         task, model = TASKS[name](**options), ModelConfig.from_options(dict(stored["model"]))
         return cls(task, model, TrainConfig(**stored["training"]))
 
     def options(self) -> dict[str, Any]:
-        """Every option by the name that the command line knows it by."""
+        """Every option by its name on the command line."""
         return {"task": self.task.name, **self.task.options(), **self.model.options(), **asdict(self.training)}
 
     def effective(self) -> RunConfig:
@@ -127,7 +127,7 @@ class RunConfig:
         return replace(self, model=self.model.effective(), training=training)
 
     def difference(self, other: RunConfig) -> str | None:
-        """Name of the first option that makes the two compute something else, if one does."""
+        """Name of the first option because of which the two compute something else; None if there is none."""
         mine, others = self.effective().options(), other.effective().options()
         for option in (*mine, *others):
             if option not in FREE_ON_RESUME and mine.get(option) != others.get(option):
@@ -135,7 +135,7 @@ class RunConfig:
         return None
 
     def build_model(self, device: torch.device) -> SequenceModel:
-        """The model with fresh weights, from torch's random state."""
+        """The model with new weights, drawn from torch's random state."""
         task = self.task
         model = SequenceModel(
             self.model,
@@ -147,11 +147,11 @@ class RunConfig:
         return model.to(device, self.training.dtype)
 
     def default_out(self) -> Path:
-        """The folder of a run that nobody chose one for."""
+        """The default folder of a run."""
         return Path(f"{self.default_out_of_seeds()}-seed{self.training.seed}")
 
     def default_out_of_seeds(self) -> Path:
-        """The folder for the runs of several seeds that nobody chose one for."""
+        """The default folder for the runs of several seeds."""
         return Path("runs") / f"{self.task.label}-{self.model.method}-{self.model.cell}{self.model.hidden_size}"
 
 
@@ -163,25 +163,25 @@ class Result:
     message: str
     """The same in a sentence."""
     iterations: int
-    """How many updates the weights have seen."""
+    """How many updates were made."""
     solved_at: int | None
-    """The first evaluation, by its iteration, that reached `stop_at` or, without one, what the task calls solved."""
+    """The iteration of the first evaluation that reached `stop_at` or, without it, the task's threshold."""
     metrics: dict[str, float | None]
-    """Metrics on the test split of the weights that the run ends with; None stands for NaN and infinity."""
+    """Metrics of the final weights on the test split; None stands for NaN and infinity."""
     wall_time: float
     """Seconds of training and evaluation, over all resumptions."""
     device: str
     versions: dict[str, str]
     commit: str | None
-    """Git commit of the sab package, where it is one's own checkout."""
+    """Git commit of the sab package, where it is a checkout."""
     valid: dict[str, float | None] = field(default_factory=dict)
-    """The same weights' metrics on the validation split; empty where an older version wrote the result."""
+    """Metrics of the same weights on the validation split; empty in a result of an older version."""
     best_at: int | None = None
-    """The iteration whose weights these are, where the run keeps its best ones and there were any."""
+    """The iteration of the final weights, where the run keeps its best ones and there were any."""
 
 
 class Run:
-    """The folder of one run. `create` and `open` are the ways to get one."""
+    """The folder of one run; made by `create` or `open`."""
 
     def __init__(self, path: Path, config: RunConfig):
         self.path = path
@@ -189,7 +189,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Run:
-        """Makes the folder, which must not hold anything yet."""
+        """Makes the folder, which must be empty if it exists."""
         cls.check_empty(path)
         with writing(path, "out"):
             path.mkdir(parents=True, exist_ok=True)
@@ -199,13 +199,13 @@ class Run:
 
     @staticmethod
     def check_empty(path: Path) -> None:
-        """Whether a run can be made there: nothing may be there but a folder with nothing in it."""
+        """Raises an error unless the path is free or an empty folder."""
         with writing(path, "out"):
             if path.is_file():
                 raise UserValueError(f"out {str(path)!r} must be a folder; it is a file.", "out")
             config = path / "config.json"
-            of_one_that_never_began = {lock.NAME, temporary_of(config).name}
-            if path.is_dir() and any(one.name not in of_one_that_never_began for one in path.iterdir()):
+            left_by_a_crash = {lock.NAME, temporary_of(config).name}
+            if path.is_dir() and any(one.name not in left_by_a_crash for one in path.iterdir()):
                 holds = "a run" if config.exists() else "files"
                 raise UserValueError(
                     f"out {str(path)!r} already holds {holds}; resume it (--resume, or resume=True from Python) "
@@ -215,7 +215,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str, option: str = "run") -> Run:
-        """The run that a folder holds; `option` is what the caller's user knows the folder by."""
+        """The run in a folder; errors name the folder as `option`."""
         if not isinstance(path, Path | str):
             raise UserTypeError(f"{option} must be a path; got {path!r}.", option)
         path = Path(path)
@@ -232,12 +232,12 @@ class Run:
         return cls(path, config)
 
     def is_untouched(self) -> bool:
-        """Whether there is nothing yet that a run has computed."""
+        """Whether the run has not computed anything yet."""
         written = (self.path / "metrics.jsonl", self.path / "result.json", *self.checkpoints.glob("step-*"))
         return not any(path.exists() for path in written)
 
     def discard(self) -> None:
-        """Removes what a run that never made an iteration has written, so that its folder can be used again."""
+        """Removes the files of a run without an iteration, so that its folder can be used again."""
         for folder in (self.checkpoints, self.best):
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.path / "config.json", self.path / lock.NAME, *self.path.glob("events.out.tfevents.*")):
@@ -259,7 +259,7 @@ class Run:
         return self.path / "moments"
 
     def check_resumable(self, config: RunConfig) -> None:
-        """Whether the run can go on with `config`: it may differ only where that changes nothing computed so far."""
+        """Raises an error unless the run can continue with `config`, which may differ only where no number changes."""
         option = self.config.difference(config)
         if option is not None:
             stored, given = self.config.options().get(option), config.options().get(option)
@@ -284,10 +284,10 @@ class Run:
             )
 
     def rewind(self, step: int, config: RunConfig) -> None:
-        """Goes back to `step`, and on with `config`.
+        """Resets the run to `step`, to continue with `config`.
 
-        What was logged after that step is dropped, and so is an evaluation off schedule: it marked an end that is
-        none any more. The result goes first: without it a run is not at its end, whatever a crash leaves undone here.
+        Evaluations after that step are dropped, and so is one off schedule, which marked an end. The result is removed
+        first: without it a run has not ended, whatever a crash leaves undone here.
         """
         every = config.training.eval_every
         kept = [line for line in self.evaluations() if line["step"] <= step and line["step"] % every == 0]
@@ -297,7 +297,7 @@ class Run:
         self._write_config()
 
     def check_there(self) -> None:
-        """Whether the folder is still the run's; of one that is being removed, what is written anew may be left."""
+        """Raises an error if the run's folder was removed: files written now would be left over."""
         with writing(self.path):
             os.stat(self.path / "config.json")
 
@@ -308,10 +308,10 @@ class Run:
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(evaluation, allow_nan=False) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # no checkpoint may know of an evaluation that is lost
+            os.fsync(file.fileno())  # no checkpoint may record an evaluation that is lost
 
     def evaluations(self) -> list[Evaluation]:
-        """The lines of metrics.jsonl; a last one that a crash cut short does not count."""
+        """The lines of metrics.jsonl, without a last one that a crash cut short."""
         path = self.path / "metrics.jsonl"
         if not path.is_file():
             return []
@@ -338,7 +338,7 @@ class Run:
         write_text(self.path / "result.json", json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
 
     def result(self) -> Result | None:
-        """How the run ended, if it has."""
+        """The result of the run; None if it has not ended."""
         path = self.path / "result.json"
         if not path.is_file():
             return None
@@ -359,7 +359,7 @@ class Run:
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float | None]:
-    """The metrics in a form that JSON can hold: None for NaN and infinity."""
+    """The metrics with None for NaN and infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
@@ -372,7 +372,7 @@ def provenance(device: torch.device) -> Provenance:
 
 
 def _commit() -> str | None:
-    """The commit that this file belongs to; an installation inside somebody else's repository belongs to none."""
+    """The commit of this file; None if git does not track it, as in an installation inside another repository."""
     here = Path(__file__)
     git = ["git", "-C", str(here.parent)]
     try:
