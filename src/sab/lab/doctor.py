@@ -193,12 +193,10 @@ def _backends() -> Iterator[Finding]:
     places = {"reference": kinds, "cpu": ("cpu",), "triton": kinds[-1:]}
     for name, (usable, reason) in dispatch.here().items():
         if not usable:
-            yield Finding(
-                "backends", name, "lacking", f"It cannot be used, so the reference does its work: {reason}."
-            )
+            yield Finding("backends", name, "lacking", f"It cannot be used, so the reference does its work: {reason}.")
             continue
         for place in places[name]:
-            yield _compare(name, place, description, expected)
+            yield _compare(name, place, reason, expected)
 
 
 def _compare(name: str, place: str, description: str, expected: list[Tensor]) -> Finding:
