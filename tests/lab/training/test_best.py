@@ -182,13 +182,6 @@ def test_the_best_weights_are_those_of_their_iteration(
     assert state["sha256"].keys() == {"model.safetensors"}
 
 
-def test_the_last_weights_may_be_the_best(tmp_path: Path, run_training: Train, script: Script) -> None:
-    script({2: 0.1, 4: 0.2, 5: 0.3})
-    best, last = (run_training(tmp_path / keep, keep=keep, iterations=5) for keep in ("best", "last"))
-    assert (best.best_at, last.best_at) == (5, None)
-    assert (best.metrics, best.valid) == (last.metrics, last.valid)
-
-
 @pytest.mark.gpu
 def test_they_are_those_of_their_iteration_on_a_gpu(tmp_path: Path, run_training: Train, script: Script) -> None:
     script({2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3})

@@ -19,7 +19,6 @@ from sab.lab.models import ModelConfig
 from sab.lab.tasks import Adding, Copying, Split
 from sab.lab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
 from sab.lab.training.checkpoint import load_model
-from sab.lab.training.progress import Progress
 from tests.lab.training.runs import CLOCK, PressCtrlC, contents, lines, newest
 
 Train = Callable[..., Result]
@@ -91,20 +90,6 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         file.write('{"step": 7, "lo')  # as a crash leaves it
     assert run_training(out, resume=True, threads=None, checkpoint_every=5, **options).status == "finished"
     assert contents(out) | {"config": ""} == contents(tmp_path / "whole") | {"config": ""}
-
-
-def test_a_folder_of_which_a_part_was_removed_is_no_run_any_more(tmp_path: Path, run_training: Train) -> None:
-    """As whoever removes it while the run writes into it leaves it."""
-    out = tmp_path / "run"
-
-    class Remove(Progress):
-        def iteration(self, step: int, loss: float) -> None:
-            if step == 5:
-                (out / "config.json").unlink()
-
-    with pytest.raises(UserError, match=r"run' must be a place that can be written to; it is not: No such file"):
-        run_training(out, progress=Remove())
-    assert not (out / "result.json").exists()
 
 
 def test_events_that_cannot_be_written_are_told_of_once(
