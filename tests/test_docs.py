@@ -208,7 +208,7 @@ def shortened(command: Callable[..., int]) -> Callable[..., int]:
     """Training into the folder that was asked for, of a small model and with hardly any iterations."""
 
     def trained(name: str, options: training.TrainOptions, *more: Any) -> int:
-        model = replace(options.model, hidden_size=8, backend="auto")
+        model = options.model.with_options(hidden_size=8, backend="auto")
         training = replace(options.training, iterations=2, batch_size=2, eval_every=1, eval_batches=1, device="cpu")
         if not options.resume:
             shutil.rmtree(options.folder, ignore_errors=True)  # of a block before, where a reader would choose another

@@ -15,6 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import sab
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.report.figures import check_picture, labelled, save, trace_of
 from sab.lab.report.traces import weight_matrix
@@ -28,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs of one task, the second without a memory, and one of another task."""
     folder = tmp_path_factory.mktemp("runs")
     training = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1)
-    model = ModelConfig(hidden_size=6, k_top=3, k_trunc=4)
+    model = ModelConfig(hidden_size=6, memory=SABConfig(k_top=3, k_trunc=4))
     train(Copying(length=3), model, training, folder / "sab")
     train(Copying(length=3), replace(model, method="tbptt"), training, folder / "tbptt")
     train(Adding(length=6), model, training, folder / "adding")

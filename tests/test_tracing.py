@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import sab
+from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.ops import dispatch
@@ -229,7 +230,7 @@ def test_on_a_gpu() -> None:
 @pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_models_that_read_their_attention(layers: int, readout: Any) -> None:
-    config = ModelConfig(hidden_size=4, k_top=3, k_trunc=3, readout=readout, num_layers=layers)
+    config = ModelConfig(hidden_size=4, readout=readout, num_layers=layers, memory=SABConfig(k_top=3, k_trunc=3))
     model = SequenceModel(config, encoding="onehot", input_size=4, output_size=5, steps=10).double()
     x = torch.arange(20).reshape(10, 2) % 4
 

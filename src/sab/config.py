@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -16,6 +17,16 @@ DEFAULT_SCORER = "mlp"
 MOST_STEPS = 2**31 - 1
 """How many steps may lie between two microstates or two cuts: places that are counted from there still are numbers."""
 
+# At run time the types of the options hold their choices, from which a command line can be made.
+if TYPE_CHECKING:
+    ScorerName = WeightingName = ForwardName = IncorporationName = BackendName = str
+else:
+    ScorerName = Literal[tuple(SCORERS)]
+    WeightingName = Literal[tuple(WEIGHTINGS)]
+    ForwardName = Literal[FORWARDS]
+    IncorporationName = Literal[tuple(INCORPORATIONS)]
+    BackendName = Literal[BACKENDS]
+
 
 @dataclass(frozen=True)
 class SABConfig:
@@ -27,19 +38,19 @@ class SABConfig:
     """Every k_att-th hidden state is kept as a microstate."""
     k_trunc: int | None = 10
     """How many steps back the gradient follows the recurrent chain; None cuts nowhere."""
-    scorer: str | Callable[[Tensor, Tensor], Tensor] = DEFAULT_SCORER
-    """How relevant a microstate is: a name, or a callable from (microstates [B, S, n], h [B, n]) to scores [B, S]."""
-    weighting: str = "softmax"
+    scorer: ScorerName | Callable[[Tensor, Tensor], Tensor] = DEFAULT_SCORER
+    """How relevant a microstate is; in Python also a callable: (microstates [B, S, n], h [B, n]) to scores [B, S]."""
+    weighting: WeightingName = "softmax"
     """How the selected scores become weights."""
-    forward: str = "sparse"
+    forward: ForwardName = "sparse"
     """Whether only the selected microstates enter the summary (sparse) or all of them do (dense)."""
-    incorporate: str = "add"
+    incorporate: IncorporationName = "add"
     """How the summary enters the hidden state."""
     attention_size: int | None = None
     """Size d of the keys of the scorers `mlp` and `dot`; None means hidden_size."""
     max_microstates: int | None = None
     """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
-    backend: str = "auto"
+    backend: BackendName = "auto"
     """What computes the recurrence; `auto` takes the fastest that supports the configuration."""
 
     def __post_init__(self) -> None:

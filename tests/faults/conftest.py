@@ -33,7 +33,7 @@ def record() -> Record:
         path, found = Path(named), provenance(torch.device("cpu"))
         line = {"fault": fault, "times": times, "outcome": outcome, **more}
         line["seconds"] = round(time.monotonic() - started, 1)
-        line |= {"commit": found["commit"], "versions": found["versions"], "machine": platform.platform()}
+        line |= {"commit": found.commit, "versions": found.versions, "machine": platform.platform()}
         line["cores"] = os.cpu_count()
         line["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with locked(path.parent):

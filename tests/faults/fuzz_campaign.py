@@ -192,7 +192,7 @@ def record(tally: Tally, path: Path) -> None:
 
     from sab.lab.training.run import provenance
 
-    facts = provenance(torch.device("cpu"))
+    facts = provenance(torch.device("cpu"))._asdict()
     facts["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     told = asdict(tally) | {"seconds": round(tally.seconds, 1), "slowest": round(tally.slowest, 3)}
     told["memory_mib"] = round(told.pop("memory"), 1)

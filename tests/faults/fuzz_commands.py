@@ -22,6 +22,7 @@ from unittest import mock
 
 import tyro
 
+from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.lab import cli
 from sab.lab.commands import datasets
@@ -197,7 +198,7 @@ def any_line(random: Random) -> list[str]:
 
 def _train_line(random: Random) -> list[str]:
     task = random.choice(("copying", "adding") * 6 + tuple(TASKS) + ("Copying", ""))
-    sources = (TASKS.get(task, TASKS["copying"]), ModelConfig, TrainConfig)
+    sources = (TASKS.get(task, TASKS["copying"]), ModelConfig, SABConfig, TrainConfig)
     kinds = {name: kind for source in sources for name, kind in _fields(source).items()}
     chosen = random.sample([*kinds], random.choice((0, 1, 1, 2, 3, 5, 8)))
     tiny_options = TINY | (WITH_DATA if issubclass(sources[0], StoredTask) else {})
@@ -248,9 +249,9 @@ def _positional(random: Random, option: str) -> list[str]:
 
 
 def _fields(source: Any) -> dict[str, Any]:
-    """The options of a dataclass with their types."""
+    """The options of a dataclass with their types; `memory` holds options of its own."""
     hints = typing.get_type_hints(source)
-    return {one.name: hints[one.name] for one in dataclasses.fields(source)}
+    return {one.name: hints[one.name] for one in dataclasses.fields(source) if one.name != "memory"}
 
 
 def _option(random: Random, name: str, kind: Any) -> list[str]:

@@ -24,6 +24,7 @@ from unittest import mock
 
 import torch
 
+from sab.config import SABConfig
 from sab.lab.data import DATASETS, formats, store
 from sab.lab.experiments import calls, records, reproduce
 from sab.lab.experiments.tables import ROWS
@@ -46,7 +47,7 @@ CPU = torch.device("cpu")
 def _trained(folder: Path, **training: Any) -> Run:
     """A run of two iterations."""
     options = {"iterations": 2, "batch_size": 2, "eval_every": 1, "eval_batches": 1, "checkpoint_every": 1}
-    model = ModelConfig(hidden_size=2, k_top=1, k_att=1, k_trunc=2, scorer="dot", attention_size=1)
+    model = ModelConfig(hidden_size=2, memory=SABConfig(k_top=1, k_att=1, k_trunc=2, scorer="dot", attention_size=1))
     config = TrainConfig(**options, threads=1, device="cpu", **training)
     train(Copying(length=1), model, config, folder / "run")
     return Run.open(folder / "run")

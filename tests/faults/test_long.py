@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sab.lab.training.run import Run
+from sab.lab.training.run import Evaluation, Run
 from tests.faults.conftest import Record
 from tests.faults.lives import Life, train
 
@@ -27,7 +27,7 @@ class Watch:
 
     def follow(self) -> None:
         """Looks again and again until the run has ended."""
-        lines: list[dict[str, object]] = []
+        lines: list[Evaluation] = []
         while not self._life.is_over:
             time.sleep(1e-3)
             if not (self._out / "metrics.jsonl").exists():

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import sab
+from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.commands import training
 from sab.lab.experiments import demo as demo_module
@@ -150,8 +151,8 @@ def test_options_reach_the_run() -> None:
     ]
     assert run(*COPYING, *options, "--readout", "hidden+summary", "--incorporate", "concat", "--out", "run") == 0
     config = Run.open(Path("run")).config
-    assert (config.model.cell, config.model.forward, config.training.clip) == ("gru", "dense", None)
-    assert (config.model.readout, config.model.incorporate) == ("hidden+summary", "concat")
+    assert (config.model.cell, config.model.memory.forward, config.training.clip) == ("gru", "dense", None)
+    assert (config.model.readout, config.model.memory.incorporate) == ("hidden+summary", "concat")
     assert config.training.memory_lr == 0.25
 
 
@@ -754,7 +755,9 @@ def test_ctrl_c_where_there_is_nothing_to_keep(capsys: Capture, monkeypatch: pyt
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     training = replace(RECIPE.training, iterations=6, batch_size=3, eval_every=3, eval_batches=1)
-    recipe = replace(RECIPE, task=Copying(length=3), model=ModelConfig(hidden_size=6, k_trunc=4), training=training)
+    recipe = replace(
+        RECIPE, task=Copying(length=3), model=ModelConfig(hidden_size=6, memory=SABConfig(k_trunc=4)), training=training
+    )
     monkeypatch.setattr(demo_module, "demo", partial(demo, recipe=recipe))
 
 

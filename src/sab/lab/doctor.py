@@ -1,8 +1,8 @@
-"""What `sab doctor` finds: what is here, whether it works, and what is wrong, in one sentence each.
+"""The checks of `sab doctor`: what is installed, whether it works, and what is wrong, in one sentence each.
 
-A check is a function that gives findings, and what it raises is a finding too: nothing that is broken keeps the others
-from being told. Beyond torch and numpy nothing is imported before a check is about it, so that this works without any
-extra, as plain lines where there is no rich.
+A check is a function that yields findings; an error that it raises is a finding too, so that one broken part does not
+hide the others. Only torch and numpy are imported at the start, so that this works without any extra, with plain lines
+where rich is missing.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ MARKS: dict[State, tuple[str, str, str]] = {
 """How each state is shown: a mark, the same in ASCII, and a colour."""
 RUNS = Path("runs")
 NEEDED = "train"
-"""The extra without which there is no command line."""
+"""The extra that the command line needs."""
 ABSENT = "not here"
-"""What the store says of a data set of which it has no file."""
+"""The store's message about a data set without any file."""
 TOLERANCE = 5e-3
-"""How far a backend may be from the reference, as a fraction of its numbers; that is the rounding of TF32."""
+"""Largest relative difference of a backend from the reference; that is the rounding of TF32."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one thing."""
+    """The result of one check."""
 
     about: str
-    """The kind of thing: versions, devices, backends, data, folders."""
+    """Its group: versions, devices, backends, data, folders."""
     name: str
     state: State
-    """Whether it works, is lacking, which nothing depends on, or is broken."""
-    told: str
-    """Its version, or what there is to say of it, in a sentence where it does not work."""
+    """Whether it works, is lacking but not needed, or is broken."""
+    message: str
+    """Its version or a description; a sentence where it does not work."""
 
 
 def examine(out: Path = RUNS, data_dir: Path | None = None) -> Iterator[Finding]:
-    """All findings, each as soon as it is known."""
+    """Yields all findings, each as soon as it is known."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "devices": _devices,
@@ -80,7 +80,7 @@ def examine(out: Path = RUNS, data_dir: Path | None = None) -> Iterator[Finding]
 
 
 def main(out: Path = RUNS, data_dir: Path | None = None) -> int:
-    """Shows all findings; 0 where everything that must work works, else 1."""
+    """Shows all findings; returns 0 if all required components work, else 1."""
     findings = list(examine(out, data_dir))
     try:
         _show_table(findings)
@@ -92,7 +92,7 @@ def main(out: Path = RUNS, data_dir: Path | None = None) -> int:
     return 1 if broken else 0
 
 
-# What is shown
+# Output
 
 
 def _mark(state: State) -> str:
@@ -118,13 +118,13 @@ def _show_table(findings: list[Finding]) -> None:
             table.add_section()
         group, about = "" if finding.about == about else finding.about, finding.about
         mark = Text(_mark(finding.state), style=MARKS[finding.state][2])
-        table.add_row(group, mark, Text(finding.name), Text(finding.told))
+        table.add_row(group, mark, Text(finding.name), Text(finding.message))
     console.print(table)
 
 
 def _show_lines(findings: list[Finding]) -> None:
     for finding in findings:
-        sys.stdout.write(f"{_mark(finding.state):2} {finding.about}: {finding.name}: {finding.told}\n")
+        sys.stdout.write(f"{_mark(finding.state):2} {finding.about}: {finding.name}: {finding.message}\n")
 
 
 def _sentence(error: Exception) -> str:
@@ -133,7 +133,7 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:300] if first else type(error).__name__
 
 
-# What is looked at
+# Checks
 
 
 def _versions() -> Iterator[Finding]:
@@ -176,31 +176,31 @@ def _devices() -> Iterator[Finding]:
     if torch.version.cuda is None:
         yield Finding("devices", "cuda", "lacking", f"torch {torch.__version__} is built without CUDA.")
     elif not is_available:
-        state = "broken" if caught else "lacking"  # without a driver there is nothing to warn of
+        state = "broken" if caught else "lacking"  # without a driver torch warns of nothing
         why = str(caught[0].message).strip().splitlines()[0] if caught else "there is no device"
         yield Finding("devices", "cuda", state, f"torch is built for CUDA {torch.version.cuda}, but {why}.")
     for number in range(torch.cuda.device_count() if is_available else 0):
         properties = torch.cuda.get_device_properties(number)
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
-        told = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
-        yield Finding("devices", f"cuda:{number}", "works", told)
+        description = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
+        yield Finding("devices", f"cuda:{number}", "works", description)
 
 
 def _backends() -> Iterator[Finding]:
-    """A tiny layer forward and backward on each backend, beside the reference in float64."""
+    """Compares a tiny layer, forward and backward, on each backend with the reference in float64."""
     expected = _trial("reference", "cpu", torch.float64)
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     places = {"reference": kinds, "cpu": ("cpu",), "triton": kinds[-1:]}
-    for name, (usable, told) in dispatch.here().items():
+    for name, (usable, reason) in dispatch.here().items():
         if not usable:
-            yield Finding("backends", name, "lacking", f"It cannot be used, so the reference does its work: {told}.")
+            yield Finding("backends", name, "lacking", f"It cannot be used, so the reference does its work: {reason}.")
             continue
         for place in places[name]:
-            yield _judge(name, place, told, expected)
+            yield _compare(name, place, reason, expected)
 
 
-def _judge(name: str, place: str, told: str, expected: list[Tensor]) -> Finding:
-    """Whether a backend on a device gives what is expected."""
+def _compare(name: str, place: str, description: str, expected: list[Tensor]) -> Finding:
+    """Whether a backend on a device computes what is expected."""
     label = f"{name} on {place}"
     try:
         found = _trial(name, place, torch.float32)
@@ -208,9 +208,9 @@ def _judge(name: str, place: str, told: str, expected: list[Tensor]) -> Finding:
         return Finding("backends", label, "broken", f"It fails: {_sentence(error)}.")
     error = max(map(_distance, found, expected))
     if not error <= TOLERANCE:
-        sentence = f"It differs from the reference in float64 by {error:.1e} ({told})."
+        sentence = f"It differs from the reference in float64 by {error:.1e} ({description})."
         return Finding("backends", label, "broken", sentence)
-    return Finding("backends", label, "works", f"{told}; within {error:.0e} of the reference in float64")
+    return Finding("backends", label, "works", f"{description}; within {error:.0e} of the reference in float64")
 
 
 def _trial(backend: str, device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -226,21 +226,21 @@ def _trial(backend: str, device: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference beside that of what is expected."""
+    """The norm of the difference relative to that of what is expected."""
     return float((found - expected).norm() / expected.norm().clamp_min(1e-12))
 
 
 def _data(data_dir: Path | None) -> Iterator[Finding]:
     folder = data.folder_of(data_dir)
     states = {name: data.state_of(dataset, folder) for name, dataset in data.DATASETS.items()}
-    have = {_folder_of(name) for name, (is_whole, _) in states.items() if is_whole}
-    for name, (is_whole, told) in states.items():
-        if is_whole:
-            yield Finding("data", name, "works", told)
-        elif told != ABSENT:
-            yield Finding("data", name, "broken", f"{told}: get it again with: sab data get {_folder_of(name)}.")
+    have = {_folder_of(name) for name, (is_intact, _) in states.items() if is_intact}
+    for name, (is_intact, message) in states.items():
+        if is_intact:
+            yield Finding("data", name, "works", message)
+        elif message != ABSENT:
+            yield Finding("data", name, "broken", f"{message}: get it again with: sab data get {_folder_of(name)}.")
         elif _folder_of(name) not in have:  # else another version of it is here
-            yield Finding("data", name, "lacking", f"{told}: get it with: sab data get {_folder_of(name)}.")
+            yield Finding("data", name, "lacking", f"{message}: get it with: sab data get {_folder_of(name)}.")
 
 
 def _folder_of(dataset: str) -> str:

@@ -10,10 +10,10 @@ EXTRAS = {
     "matplotlib": "report",
     "ray": "ray",
 }
-"""By the name that a package is imported by."""
+"""The extra of each package, by the name that it is imported by."""
 
 
 def missing(package: str) -> str:
-    """The sentence that tells what to do about one that is not there."""
+    """The sentence about a missing package and how to install it."""
     extra = EXTRAS[package]
     return f"{package} is missing; install the extra {extra!r}: pip install '.[{extra}]' in the repository"

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never meets half of one."""
+"""Atomic writing of files: neither a reader nor a crash sees half of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sab.errors import UserValueError
 
 @contextmanager
 def writing(path: Path, option: str | None = None) -> Iterator[None]:
-    """Turns the system's refusal to write below `path`, which the user chose by `option`, into one sentence."""
+    """Turns an OSError while writing below `path`, which the user chose by `option`, into one sentence."""
     try:
         yield
     except OSError as error:
@@ -23,7 +23,7 @@ def writing(path: Path, option: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, option: str | None = None) -> Iterator[Path]:
-    """Gives a temporary path beside `path` to write to, which then becomes `path` in one move."""
+    """Yields a temporary path in the same folder; what is written there replaces `path` in one move."""
     temporary = temporary_of(path)
     with writing(path, option):
         try:
@@ -37,7 +37,7 @@ def replacing(path: Path, option: str | None = None) -> Iterator[Path]:
 
 
 def temporary_of(path: Path) -> Path:
-    """What a file is called until it is complete."""
+    """The name of a file until it is complete."""
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -48,7 +48,7 @@ def write_text(path: Path, text: str, option: str | None = None) -> None:
 
 
 def sync(path: Path) -> None:
-    """Makes the system put a file, or the names in a folder, on the disk before anything that follows."""
+    """Flushes a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

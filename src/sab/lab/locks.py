@@ -1,4 +1,4 @@
-"""Locks between processes that share a folder; where the system has none (Windows), nobody waits for anybody."""
+"""Locks between processes that share a folder; where the system has none (Windows), nothing is locked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ except ImportError:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Waits until no other process has the folder; where the system has no locks there, nobody waits.
+    """Waits until no other process has locked the folder, and locks it; does nothing where the system has no locks.
 
-    It is a file that is locked, and not the folder itself: network drives pass on locks of files alone.
+    A file in the folder is locked, not the folder itself: network drives support locks of files alone.
     """
     lock = Lock(folder / ".lock")
     lock.take(waits=True)
@@ -30,16 +30,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class Lock:
-    """A file that one process has, until it lets it go or ends, however it ends."""
+    """A file that one process holds locked until it releases it or ends, however it ends."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.is_certain = True
-        """Whether the system knows of locks where the file is; it says so when the lock is taken."""
+        self.is_supported = True
+        """Whether the system supports locks where the file is; known once the lock was taken."""
         self._descriptor: int | None = None
 
     def take(self, waits: bool = False) -> bool:
-        """Whether it could be had, which it can in the end by one that waits."""
+        """Locks the file; whether that succeeded, which it always does with `waits`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             self._descriptor = self._open()
@@ -48,29 +48,29 @@ class Lock:
                 return False
             if self._is_in_place():
                 return True
-            self.release()  # whoever had it removed the file meanwhile
+            self.release()  # the process before this one removed the file meanwhile
 
     def write(self, text: str) -> None:
-        """Makes the file, which must have been taken, hold a text."""
+        """Replaces the text of the locked file."""
         assert self._descriptor is not None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text.encode(), 0)
 
     def release(self) -> None:
-        """Lets it go; the file stays."""
+        """Unlocks the file, which stays."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def remove(self) -> None:
-        """Lets it go, and the file with it."""
+        """Unlocks and removes the file."""
         if self._descriptor is not None and self._is_in_place():
-            with suppress(OSError):  # it locks nobody out once it was let go
+            with suppress(OSError):  # unlocked, it does no harm
                 self.path.unlink()
         self.release()
 
     def _open(self) -> int:
-        """The file, made where there is none or one that is no plain file: a link would lead elsewhere."""
+        """Opens the file; makes it where there is none, or where a link is in its place, which might lead elsewhere."""
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(self.path.lstat().st_mode):
                 self.path.unlink()
@@ -78,18 +78,18 @@ class Lock:
 
     def _lock(self, descriptor: int, waits: bool) -> bool:
         if fcntl is None:
-            self.is_certain = False
+            self.is_supported = False
             return True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
-            self.is_certain = False
+            self.is_supported = False
         return True
 
     def _is_in_place(self) -> bool:
-        """Whether the file that was taken is the one that others find."""
+        """Whether the locked file is still the one at the path."""
         assert self._descriptor is not None
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sab.config import BACKENDS, DEFAULT_SCORER, FORWARDS, MOST_STEPS, SABConfig
+from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
 from sab.inputs import InitialState
 from sab.layers import SABGRU, SABLSTM, SABRNN
-from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.state import Attention
 
 ENCODINGS = ("onehot", "scalar", "vector")
@@ -24,24 +24,16 @@ LAYERS: dict[str, Any] = {
     "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
     "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
 }
-MEMORY_OPTIONS = ("k_top", "k_att", "scorer", "weighting", "forward", "incorporate", "initial_summary")
-MEMORY_OPTIONS += ("attention_size", "initial_score", "max_microstates", "readout")
-"""Options of `ModelConfig` that make no difference to a model without a memory."""
+MEMORY_OPTIONS = {one.name for one in fields(SABConfig)}
 MOST_LAYERS = 1000
-"""How many layers may be stacked: to make more takes longer than anybody waits."""
+"""How many layers may be stacked; making more takes too long."""
 Method = Literal["sab", "bptt", "tbptt"]
 Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
 
-# The command line takes its choices from these types, and so from the registries.
 if TYPE_CHECKING:
-    CellName = ScorerName = WeightingName = ForwardName = IncorporationName = BackendName = str
+    CellName = str
 else:
-    CellName = Literal[tuple(LAYERS)]
-    ScorerName = Literal[tuple(SCORERS)]
-    WeightingName = Literal[tuple(WEIGHTINGS)]
-    ForwardName = Literal[tuple(FORWARDS)]
-    IncorporationName = Literal[tuple(INCORPORATIONS)]
-    BackendName = Literal[tuple(BACKENDS)]
+    CellName = Literal[tuple(LAYERS)]  # the command line takes its choices from the type
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,8 @@ class ModelConfig:
     """The model: its cell, its memory and its readout."""
 
     method: Method = "sab"
-    """sab; or the paper's baselines without memory: full (bptt) and truncated (tbptt) backpropagation through time."""
+    """sab; or the paper's baselines without memory: full backpropagation through time (bptt, which ignores k_trunc) and
+    truncated (tbptt)."""
     cell: CellName = "lstm"
     """The recurrent cell."""
     hidden_size: int = 128
@@ -57,36 +50,18 @@ class ModelConfig:
     num_layers: int = 1
     """How many layers are stacked."""
     input_scale: float = 1.0
-    """What the encoded inputs are multiplied by; large ones leave a mark on the microstates from the start."""
-    k_top: int = SABConfig.k_top
-    """How many microstates a step may select."""
-    k_att: int = SABConfig.k_att
-    """Every k_att-th hidden state is kept as a microstate."""
-    k_trunc: int | None = SABConfig.k_trunc
-    """How many steps back the gradient follows the chain; None cuts nowhere. bptt never cuts."""
-    scorer: ScorerName = DEFAULT_SCORER
-    """How relevant a microstate is."""
-    weighting: WeightingName = SABConfig.weighting
-    """How the selected scores become weights."""
-    forward: ForwardName = SABConfig.forward
-    """Whether only the selected microstates enter the summary (sparse) or all do (dense)."""
-    incorporate: IncorporationName = SABConfig.incorporate
-    """How the summary enters the hidden state."""
+    """Factor of the encoded inputs; large inputs leave a mark on the microstates from the start."""
+    memory: SABConfig = field(default_factory=SABConfig)
+    """How the layers remember, read and backtrack."""
     initial_summary: float = 1.0
     """With concat, the share of the summary that is added to the hidden state at first. With 0 and a readout of
     hidden+summary what is read helps the output from the start, and the recurrence once training finds a use for it."""
-    attention_size: int | None = SABConfig.attention_size
-    """Size of the keys of the scorers mlp and dot; None means hidden_size."""
     initial_score: float = 0.0
     """What the scores of the scorer mlp begin near. With softmax_sink, -4 leaves the memory hardly read until training
     finds a use for it: the weights of ten microstates add up to about 0.15 instead of 0.9."""
-    max_microstates: int | None = SABConfig.max_microstates
-    """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
     readout: Readout = "hidden"
     """What the output is made from: the hidden state alone, with the attention weights (the paper's equation 4), or
     with the summary."""
-    backend: BackendName = SABConfig.backend
-    """What computes the recurrence."""
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, get_args(Method))
@@ -95,73 +70,84 @@ class ModelConfig:
             "hidden_size": check_int("hidden_size", self.hidden_size, 1),
             "num_layers": check_int("num_layers", self.num_layers, 1, maximum=MOST_LAYERS),
             "input_scale": check_float("input_scale", self.input_scale, above=0),
-            "k_top": check_int("k_top", self.k_top, 0),
-            "k_att": check_int("k_att", self.k_att, 1, maximum=MOST_STEPS),
-            "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
             "initial_summary": check_float("initial_summary", self.initial_summary),
-            "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "initial_score": check_float("initial_score", self.initial_score),
-            "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
         }
         for option, value in checked.items():
             object.__setattr__(self, option, value)  # a plain number also where a NumPy one was given
         check_choice("readout", self.readout, get_args(Readout))
-        memory = self.memory()
-        if self.method == "tbptt" and self.k_trunc is None:
+        if not isinstance(self.memory, SABConfig):
+            raise UserTypeError(f"memory must be a SABConfig; got {self.memory!r}.", "memory")
+        if self.method == "tbptt" and self.memory.k_trunc is None:
             raise UserValueError(
                 "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
             )
-        if self.initial_score and self.scorer != "mlp":
+        if self.initial_score and self.memory.scorer != "mlp":
             raise UserValueError(
                 f"initial_score must be 0 where scorer is not 'mlp'; got {self.initial_score}.", "initial_score"
             )
-        if self.initial_summary != 1 and self.incorporate != "concat":
+        if self.initial_summary != 1 and self.memory.incorporate != "concat":
             raise UserValueError(
                 f"initial_summary must be 1 where incorporate is not 'concat'; got {self.initial_summary}.",
                 "initial_summary",
             )
-        if self.readout == "hidden+weights" and memory.forward == "dense":
+        if self.readout == "hidden+weights" and self.memory.forward == "dense":
             raise UserValueError(
                 "readout must be 'hidden' or 'hidden+summary' where forward is 'dense'; got 'hidden+weights'.",
                 "readout",
             )
 
-    def memory(self) -> SABConfig:
-        """The options of the layers: a baseline is the same layer without its memory."""
-        return SABConfig(
-            k_top=self.k_top if self.method == "sab" else 0,
-            k_att=self.k_att,
-            k_trunc=None if self.method == "bptt" else self.k_trunc,
-            scorer=self.scorer,
-            weighting=self.weighting,
-            forward=self.forward,
-            incorporate=self.incorporate,
-            attention_size=self.attention_size,
-            max_microstates=self.max_microstates,
-            backend=self.backend,
-        )
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ModelConfig:
+        """The inverse of `options`; what is not given has its default."""
+        memory = {name: value for name, value in options.items() if name in MEMORY_OPTIONS}
+        others = {name: value for name, value in options.items() if name not in MEMORY_OPTIONS}
+        return cls(memory=SABConfig(**memory), **others)
+
+    def options(self) -> dict[str, Any]:
+        """Every option by name, those of the memory included: the form of the command line and of stored runs."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "memory"}
+        return {**own, **vars(self.memory)}
+
+    def with_options(self, **changed: Any) -> ModelConfig:
+        """A copy with some options changed, of the memory or of the rest."""
+        return self.from_options({**self.options(), **changed})
+
+    def layer_config(self) -> SABConfig:
+        """The options that the layers get: a baseline is the same layer without its memory."""
+        if self.method == "sab":
+            return self.memory
+        return replace(self.memory, k_top=0, k_trunc=None if self.method == "bptt" else self.memory.k_trunc)
+
+    def effective(self) -> ModelConfig:
+        """A copy in which the options that make no difference to the model have their defaults."""
+        if self.method == "sab":
+            return self
+        memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend)
+        defaults = {name: getattr(ModelConfig, name) for name in ("initial_summary", "initial_score", "readout")}
+        return replace(self, memory=memory, **defaults)
 
 
 class SequenceModel(nn.Module):
     """Encoder, SAB layers, readout; time first."""
 
     def __init__(self, config: ModelConfig, *, encoding: str, input_size: int, output_size: int, steps: int):
-        """`encoding` tells what inputs are: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector`
-        takes [T, B, input_size]. `steps` is the length of the sequences it is trained on; the readout of weights
-        has a column for every microstate up to there, and longer sequences read nothing from later ones."""
+        """`encoding`: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector` takes [T, B, input_size].
+        `steps` is the length of the training sequences: the readout of weights has a column for each microstate up to
+        there, and ignores later ones."""
         super().__init__()
         self.config = config
         self.encoding = check_choice("encoding", encoding, ENCODINGS)
         self.input_size = check_int("input_size", input_size, 1)
         check_int("output_size", output_size, 1)
         check_int("steps", steps, 1)
-        memory = config.memory()
+        memory = config.layer_config()
         layer_input = 1 if encoding == "scalar" else input_size
         self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
         if config.initial_score and memory.k_top > 0:
-            self._begin_scores_at(config.initial_score)
+            self._set_initial_score(config.initial_score)
         if config.initial_summary != 1 and memory.k_top > 0:
-            self._begin_summary_at(config.initial_summary)
+            self._set_initial_summary(config.initial_summary)
         self.readout = nn.Linear(config.hidden_size, output_size)
         self.readout_attention: nn.Linear | None = None
         if memory.k_top > 0 and config.readout != "hidden":
@@ -177,7 +163,7 @@ class SequenceModel(nn.Module):
         kept: Tensor | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """(outputs [T, B, output_size], state), and the layers' `Attention` where it is asked for.
+        """(outputs [T, B, output_size], state), and the layers' `Attention` with `return_attention`.
 
         `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
         """
@@ -190,8 +176,8 @@ class SequenceModel(nn.Module):
         return (outputs, state, attention) if return_attention else (outputs, state)
 
     @torch.no_grad()
-    def _begin_scores_at(self, score: float) -> None:
-        """Makes v·tanh(W_m m + W_q h + b) begin near a score: b is about 1, and v adds up to what that takes."""
+    def _set_initial_score(self, score: float) -> None:
+        """Makes the initial v·tanh(W_m m + W_q h + b) close to a score: b is about 1, and v adds up to the rest."""
         parameters = dict(self.layers.named_parameters())
         for layer in range(self.config.num_layers):
             v = parameters[f"attn_v_l{layer}"]
@@ -199,8 +185,8 @@ class SequenceModel(nn.Module):
             v.add_((score / math.tanh(1.0) - v.sum()) / len(v))
 
     @torch.no_grad()
-    def _begin_summary_at(self, share: float) -> None:
-        """Makes W_c [h; s] begin as h and this share of s."""
+    def _set_initial_summary(self, share: float) -> None:
+        """Makes the initial W_c [h; s] equal h plus this share of s."""
         n = self.config.hidden_size
         for name, parameter in self.layers.named_parameters():
             if name.startswith("incorporate_weight"):
@@ -224,7 +210,7 @@ class SequenceModel(nn.Module):
                 raise UserValueError(f"{allowed}; got {lowest if lowest < 0 else highest}.", "inputs")
 
     def _read(self, attention: Attention) -> Tensor:
-        """What the readout sees of the last layer's attention."""
+        """The readout's input from the last layer's attention."""
         last = attention if self.config.num_layers == 1 else attention.map(lambda tensor: tensor[-1])
         if self.config.readout == "hidden+summary":
             return last.summary

@@ -1,7 +1,7 @@
-"""Reading what a file says: nothing in it is believed before it was checked.
+"""Reading JSON files: everything in them is checked before it is used.
 
-A file may be damaged, or made to do harm. Whatever it holds, reading it ends in what was asked for or in an `OSError`
-or a `ValueError`, from which the caller makes a sentence.
+A file may be damaged or malicious. Reading it gives what was asked for or raises an `OSError` or a `ValueError`, from
+which the caller makes a sentence.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sab.errors import LARGEST_INT
 MOST_JSON = 2**28
 """How many bytes a file of JSON may have."""
 MOST_NESTED = 50
-"""How deep lists and dictionaries may hold each other; what walks through them has a limit of its own."""
+"""How deep lists and dictionaries may be nested; recursive functions have a limit of their own."""
 LARGEST = 1e300
 """Beyond it, sums of numbers may not be finite."""
 T = TypeVar("T")
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds."""
+    """The value in a JSON file."""
     return parse_json(read_text(path))
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """What each line of a file of JSON lines holds; a last one without an end counts too."""
+    """The values in a file of JSON lines; the last line may lack its newline."""
     return [parse_json(line) for line in read_text(path).removesuffix("\n").split("\n") if line]
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that is to hold JSON; what is no plain file, such as a pipe, may never come to an end."""
+    """The text of a JSON file; only a plain file is read, since a pipe may never end."""
     with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -50,12 +50,12 @@ def read_text(path: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file, or a pipe that nobody writes to."""
+    """An opener that does not block on a pipe without a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def parse_json(text: str) -> Any:
-    """What a text in JSON says."""
+    """The value that a JSON text holds."""
     too_deep = ValueError(f"it is nested more than {MOST_NESTED} deep")
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -67,7 +67,7 @@ def parse_json(text: str) -> Any:
 
 
 def _finite(text: str) -> float:
-    """A number, which JSON has no other than finite ones, though Python writes and reads them."""
+    """A finite number: JSON has no others, though Python writes and reads them."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{shortened(text)} in it is not finite")
@@ -75,15 +75,15 @@ def _finite(text: str) -> float:
 
 
 def _is_nested(value: Any, most: int) -> bool:
-    """Whether lists and dictionaries hold each other more than so deep."""
+    """Whether lists and dictionaries are nested more than `most` deep."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return inside is not None and (most == 0 or any(_is_nested(one, most - 1) for one in inside))
 
 
 def matches(value: Any, kind: Any) -> bool:
-    """Whether a value from JSON is of a type: a plain one, or a union, a list or a dictionary of such.
+    """Whether a value from JSON has a type: a plain one, or a union, a list or a dictionary of such.
 
-    A number is finite and of reasonable size, a whole one not negative; a text can be shown in a line.
+    Numbers must be finite and of reasonable size, whole ones not negative; texts must be printable.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
@@ -101,7 +101,7 @@ def matches(value: Any, kind: Any) -> bool:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if kind is int:
             return whole and 0 <= value <= LARGEST_INT
-        return (whole or isinstance(value, float)) and abs(value) <= LARGEST  # which NaN is not
+        return (whole or isinstance(value, float)) and abs(value) <= LARGEST  # false for NaN
     return isinstance(value, kind) and (kind is not str or value.isprintable())
 
 
@@ -123,11 +123,11 @@ def _kinds_of(kind: type) -> dict[str, Any]:
 
 
 def first_mismatch(stored: dict[str, Any], kinds: dict[str, Any]) -> str | None:
-    """The first entry that is there and is not of its type."""
+    """The name of the first entry that is present and has the wrong type."""
     return next((name for name, kind in kinds.items() if name in stored and not matches(stored[name], kind)), None)
 
 
 def shortened(value: Any) -> str:
-    """A value as a sentence may have it."""
-    told = repr(value)
-    return told if len(told) <= 100 else f"{told[:100]}…"
+    """The repr of a value, cut to 100 characters."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

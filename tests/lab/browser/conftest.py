@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.report.page import document
 from sab.lab.report.page.material import gather
@@ -65,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that was trained for a moment, in a folder with a hostile name."""
     path = tmp_path_factory.mktemp("runs") / HOSTILE / "run"
     training = TrainConfig(iterations=4, batch_size=3, eval_every=1, eval_batches=1)
-    train(Copying(length=6), ModelConfig(hidden_size=6, k_top=3, k_trunc=4), training, path)
+    train(Copying(length=6), ModelConfig(hidden_size=6, memory=SABConfig(k_top=3, k_trunc=4)), training, path)
     return Run.open(path)
 
 

@@ -281,7 +281,7 @@ def test_the_watch_keeps_the_page_fresh(browser: Browser, run: Run, address: str
         page.goto(address)
         page.focus("#step")
         page.keyboard.press("Home")
-        run.log({**json.loads(before.splitlines()[-1]), "step": 9})
+        run.log(json.loads(before.splitlines()[-1]) | {"step": 9})
         page.locator("#runs summary").click()
         expect(page.locator("#runs figure table td").nth(2)).to_have_text("9", timeout=20_000)
         expect(page.locator("#told")).to_contain_text("Step 1 sees")  # what was chosen stays

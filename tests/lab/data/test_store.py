@@ -177,7 +177,7 @@ def test_download(here: Path, tmp_path: Path, tiny_data: Path, monkeypatch: pyte
     }
     published(monkeypatch, urls)
     heard: list[tuple[str, int, int | None]] = []
-    data.get("ptb", here, heard=lambda file, come, total: heard.append((file.name, come, total)))
+    data.get("ptb", here, on_progress=lambda file, come, total: heard.append((file.name, come, total)))
     assert data.load("ptb", here) == tuple(PTB)
     assert sorted(path.name for path in (here / "ptb").iterdir()) == sorted(NAMES)
     assert (NAMES[1], len(PTB[1]), len(PTB[1])) in heard
@@ -244,7 +244,7 @@ def test_a_person_sees_how_much_has_come() -> None:
     told = io.StringIO()
     file = DATASETS["ptb"].files[0]
     with Bar(Console(file=told, force_terminal=True, width=100)) as bar:
-        bar.heard(file, 500, 1000)
-        bar.heard(file, 1000, 1000)
+        bar.update(file, 500, 1000)
+        bar.update(file, 1000, 1000)
     assert file.name in told.getvalue()
     assert "1.0/1.0 kB" in told.getvalue()

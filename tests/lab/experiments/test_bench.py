@@ -14,6 +14,7 @@ import torch
 from sab.lab import cli
 from sab.lab.experiments import bench, timing
 from sab.lab.report import performance
+from sab.lab.training.run import Provenance
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -21,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "FEWEST", 2)
-    monkeypatch.setattr(bench, "provenance", lambda device: {"device": "cpu (x)", "versions": {}, "commit": "another"})
+    monkeypatch.setattr(bench, "provenance", lambda device: Provenance("cpu (x)", {}, "another"))
 
 
 def run(*arguments: Any) -> int:

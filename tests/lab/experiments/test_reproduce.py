@@ -458,7 +458,7 @@ def test_a_run_may_be_given_more_iterations(rows: list[Row]) -> None:
 
 
 def test_at_most_forty_points_and_the_last_among_them() -> None:
-    evaluations = [
+    evaluations: Any = [
         {"step": step, "loss": 1.0, "metrics": {}, "grad_norm_max": float(step == 7), "grad_norm": step % 2}
         for step in range(1, 202)
     ]

@@ -121,7 +121,7 @@ def test_a_row_is_the_run_that_its_name_says(row) -> None:
         assert options["length"] == row.length
     assert (options["hidden_size"], options["batch_size"]) == SIZES[row.task]
     assert options["seed"] == 7
-    memory = config.model.memory()
+    memory = config.model.layer_config()
     assert memory.k_trunc == (None if row.method == "bptt" else row.k_trunc)
     assert (memory.k_top, memory.k_att) == (row.k_top if row.method == "sab" else 0, row.k_att)
     reading = options["scorer"], options["weighting"], options["readout"]
@@ -171,9 +171,9 @@ def test_tasks_with_data_are_trained_for_epochs(row) -> None:
     assert (training.clip is None) == row.id.endswith("unclipped")
     assert epochs_in(config.task, 3 * batches) == 3
     if row.reading == "ours":
-        assert config.model.scorer == "mlp"
+        assert config.model.memory.scorer == "mlp"
         usual = "add_bounded" if row.cell != "lstm" else "concat" if row.task in ("ptb", "text8") else "add"
-        assert config.model.incorporate == row.otherwise.get("incorporate", usual)
+        assert config.model.memory.incorporate == row.otherwise.get("incorporate", usual)
 
 
 def test_an_epoch_has_as_many_batches_as_the_data_sets_say() -> None:
@@ -218,15 +218,15 @@ def test_text8_is_read_as_far_as_it_is_there(tiny_data: Path, tmp_path: Path) ->
 
 def test_the_memory_of_text8_is_read_out_and_learns_slowly() -> None:
     sab, control = (ROWS[row].config(0) for row in ("text8-sab-5-5-ours", "text8-tbptt-5-ours"))
-    assert (sab.model.incorporate, sab.model.initial_summary) == ("concat", 0.0)
-    assert (sab.model.weighting, sab.model.readout) == ("softmax", "hidden+summary")
+    assert (sab.model.memory.incorporate, sab.model.initial_summary) == ("concat", 0.0)
+    assert (sab.model.memory.weighting, sab.model.readout) == ("softmax", "hidden+summary")
     assert (sab.training.memory_lr, control.training.memory_lr) == (0.03, 1.0)
     assert 3 * sab.training.iterations == 2 * control.training.iterations
     different = replace(sab.training, memory_lr=1.0, iterations=control.training.iterations)
     assert different == control.training, "all else is the same training"
     for cell in ("gru", "rnn_tanh", "rnn_relu"):
         other = ours("text8", None, "sab", 5, 5, 5, cell)
-        assert (other.model.incorporate, other.model.readout) == ("add_bounded", "hidden")
+        assert (other.model.memory.incorporate, other.model.readout) == ("add_bounded", "hidden")
         assert (other.training.memory_lr, other.training.iterations) == (1.0, control.training.iterations)
 
 

@@ -18,7 +18,7 @@ TRAINING = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1)
 
 
 def trained(out: Path, task: Task, **options: Any) -> Run:
-    model = ModelConfig(**{"hidden_size": 6, "k_top": 3, "k_trunc": 4, **options})
+    model = ModelConfig.from_options({"hidden_size": 6, "k_top": 3, "k_trunc": 4, **options})
     train(task, model, TRAINING, out)
     return Run.open(out)
 
@@ -63,7 +63,10 @@ def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:
     assert panels[-1].get_xlabel().startswith("time step of the attended microstate")
     # The centre of the first column is the first microstate's time step, that of the first row the first step shown.
     left, _, _, top = panels[0].images[0].get_extent()
-    assert (left + run.config.model.k_att / 2, top + 0.5) == (run.config.model.k_att, task.attending_steps[0])
+    assert (left + run.config.model.memory.k_att / 2, top + 0.5) == (
+        run.config.model.memory.k_att,
+        task.attending_steps[0],
+    )
     curves = learning_curves({"one": run, "other": run})
     assert [axes.get_xlabel() for axes in curves.axes] == ["iteration", "iteration"]
     assert [text.get_text() for text in curves.legends[0].get_texts()] == ["one", "other", "chance"]

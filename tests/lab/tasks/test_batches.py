@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sab.errors import UserError
 from sab.lab.models import ModelConfig
-from sab.lab.tasks import TASKS, Adding, Split, Task
+from sab.lab.tasks import TASKS, Adding, Copying, Split, Task
 from sab.lab.training.config import TrainConfig
 from sab.lab.training.run import RunConfig
 
@@ -70,7 +70,7 @@ def test_shapes_follow_what_the_task_declares(task: Task) -> None:
 def test_a_task_is_its_options_and_its_recipe_names_real_ones(task: Task) -> None:
     assert is_dataclass(task)
     assert TASKS[task.name](**task.options()) == task
-    known = {field.name for config in (ModelConfig, TrainConfig) for field in fields(config)}
+    known = {*ModelConfig().options(), *asdict(TrainConfig())}
     assert task.recipe.keys() <= known
     assert RunConfig.default(task).options().items() >= task.recipe.items()
     assert not task.options().keys() & known, "an option of the task would hide one of training"
@@ -97,6 +97,11 @@ def test_reaching_a_threshold_follows_the_direction(task: Task) -> None:
         (lambda task: task.batch("0", 0, 2), "seed"),
         (lambda task: replace(task, length=1), "length"),
         (lambda task: replace(task, length=2.5), "length"),
+        (lambda task: replace(task, train_lengths="long"), "train_lengths"),
+        (lambda _: Copying(length=0), "length"),
+        (lambda _: Copying(length=True), "length"),
+        (lambda _: Copying(encoding="binary"), "encoding"),  # pyright: ignore[reportArgumentType]
+        (lambda _: Copying(train_lengths=3), "train_lengths"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_wrong_arguments_are_named(wrong: Callable[[Task], object], option: str) -> None:

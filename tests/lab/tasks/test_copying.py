@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from sab.errors import UserError
-from sab.lab.tasks import Copying
-from sab.lab.tasks.lengths import grid
+from sab.lab.tasks import Adding, Copying
+from sab.lab.tasks.lengths import Lengths, grid
 
 
 @settings(max_examples=20, deadline=None)
@@ -78,31 +78,23 @@ def test_the_figure_shows_the_marker_and_the_ten_recalls() -> None:
     assert task.dependency == 15
 
 
-@pytest.mark.parametrize(
-    "options", [{"length": 0}, {"length": -3}, {"length": True}, {"encoding": "binary"}, {"train_lengths": 3}]
-)
-def test_wrong_options_are_named(options: dict) -> None:
-    with pytest.raises(UserError, match=f"^{next(iter(options))} must be"):
-        Copying(**options)
-
-
-def test_uniform_lengths_are_for_training_alone() -> None:
-    task = Copying(length=7, train_lengths="uniform")
-    steps = {len(task.batch(0, index, 2)[0]) for index in range(100)}
-    assert steps == set(range(21, 28)), "every length from 1 to 7 is met"
-    assert all(len(task.batch(0, index, 2, split)[0]) == 27 for index in range(20) for split in ("valid", "test"))
-    inputs, targets = task.batch(0, 3, 2)
-    assert (inputs[-11] == 9).all()
-    assert torch.equal(targets[-10:], inputs[:10])
-
-
-def test_a_grid_of_lengths_is_for_training_alone() -> None:
-    task = Copying(length=300, train_lengths="grid")
-    steps = {len(task.batch(0, index, 1)[0]) for index in range(300)}
-    assert steps == {length + 20 for length in grid(1, 300)}, "every length of the grid is met"
-    assert all(len(task.batch(0, index, 1, split)[0]) == 320 for index in range(20) for split in ("valid", "test"))
-    for one, other in zip(task.batch(0, 3, 2), task.batch(0, 3, 2), strict=True):
-        assert torch.equal(one, other)
+@pytest.mark.parametrize("task", [Copying(length=40), Adding(length=40)], ids=lambda task: task.name)
+@pytest.mark.parametrize("lengths", ["uniform", "grid"])
+def test_other_lengths_are_for_training_alone(task: Copying | Adding, lengths: Lengths) -> None:
+    shortest, more = (1, 20) if task.name == "copying" else (2, 0)
+    task = replace(task, train_lengths=lengths)
+    batches = [task.batch(0, index, 2) for index in range(400)]
+    allowed = range(shortest, 41) if lengths == "uniform" else grid(shortest, 40)
+    assert {len(inputs) for inputs, _ in batches} == {length + more for length in allowed}, "every length is met"
+    for inputs, targets in batches:
+        if task.name == "copying":
+            assert (inputs[-11] == 9).all()
+            assert torch.equal(targets[-10:], inputs[:10])
+        else:
+            torch.testing.assert_close(inputs.prod(-1).sum(0), targets)
+    assert all(
+        len(task.batch(0, index, 2, split)[0]) == task.steps for index in range(9) for split in ("valid", "test")
+    )
 
 
 @given(shortest=st.integers(1, 5), more=st.integers(0, 5000))

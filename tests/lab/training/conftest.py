@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Copying
 from sab.lab.training import Result, RunConfig, TrainConfig, train
@@ -20,7 +21,7 @@ Train = Callable[..., Result]
 def config() -> RunConfig:
     return RunConfig(
         Copying(length=2),
-        ModelConfig(hidden_size=6, k_top=2, k_trunc=4),
+        ModelConfig(hidden_size=6, memory=SABConfig(k_top=2, k_trunc=4)),
         TrainConfig(
             iterations=8, batch_size=3, eval_every=3, eval_batches=2, checkpoint_every=4, device="cpu", threads=1
         ),

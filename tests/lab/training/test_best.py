@@ -22,7 +22,8 @@ from sab.lab.training import checkpoint as checkpoints
 from sab.lab.training import trainer as trainer_module
 from sab.lab.training.checkpoint import TrainingState, load_kept, load_model
 from sab.lab.training.evaluation import evaluate
-from sab.lab.training.progress import Progress
+from sab.lab.training.progress import Progress, ShownEvaluation
+from sab.lab.training.run import Provenance
 from sab.lab.training.trainer import Trainer
 from tests.lab.training.runs import PressCtrlC, contents, newest
 from tests.lab.training.test_graph import Recorder, pretend
@@ -32,7 +33,6 @@ Train = Callable[..., Result]
 Script = Callable[[Mapping[int, float]], None]
 ACCURACY = Copying.headline
 ERROR = Adding.headline
-PROVENANCE = {"device": "cpu", "versions": {}, "commit": None}
 
 
 @pytest.fixture
@@ -182,13 +182,6 @@ def test_the_best_weights_are_those_of_their_iteration(
     assert state["sha256"].keys() == {"model.safetensors"}
 
 
-def test_the_last_weights_may_be_the_best(tmp_path: Path, run_training: Train, script: Script) -> None:
-    script({2: 0.1, 4: 0.2, 5: 0.3})
-    best, last = (run_training(tmp_path / keep, keep=keep, iterations=5) for keep in ("best", "last"))
-    assert (best.best_at, last.best_at) == (5, None)
-    assert (best.metrics, best.valid) == (last.metrics, last.valid)
-
-
 @pytest.mark.gpu
 def test_they_are_those_of_their_iteration_on_a_gpu(tmp_path: Path, run_training: Train, script: Script) -> None:
     script({2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3})
@@ -219,7 +212,7 @@ def test_there_are_those_of_two_checkpoints_and_the_newest(tmp_path: Path, run_t
     found: list[list[int]] = []
 
     class Look(Progress):
-        def evaluation(self, line: dict[str, Any]) -> None:
+        def evaluation(self, line: ShownEvaluation) -> None:
             found.append(kept(tmp_path / "run"))
 
     script({step: step / 20 for step in range(13)})
@@ -247,7 +240,7 @@ def test_killed_at_any_point_and_resumed_equals_uninterrupted(
     The changes are those of a run that ends off schedule and of a longer one that goes on from there.
     """
     script(accuracies)
-    monkeypatch.setattr(trainer_module, "provenance", lambda device: PROVENANCE)  # which takes a while
+    monkeypatch.setattr(trainer_module, "provenance", lambda device: Provenance("cpu", {}, None))  # which takes a while
     run_training(tmp_path / "whole", keep="best", iterations=7)
     expected = contents(tmp_path / "whole")
     assert expected["result"]["best_at"] == (7 if accuracies[7] == 0.4 else 4)
@@ -331,15 +324,6 @@ def test_an_end_off_schedule_that_solves_it_leaves_no_trace_either(
     script({2: 0.3, 4: 0.4, 5: 1.0, 6: 0.2})
     assert run_training(tmp_path / "run", iterations=5).solved_at == 5
     assert run_training(tmp_path / "run", iterations=6, resume=True).solved_at is None
-
-
-def test_half_of_a_best_is_cleared(tmp_path: Path, run_training: Train, script: Script) -> None:
-    script({2: 0.3, 4: 0.2, 6: 0.1})
-    out = tmp_path / "run"
-    run_training(out, keep="best", iterations=6, progress=PressCtrlC(3))
-    (out / "best" / ".writing").mkdir()
-    run_training(out, keep="best", iterations=6, resume=True)
-    assert [path.name for path in (out / "best").iterdir()] == ["step-00000002"]
 
 
 # Trouble
@@ -437,14 +421,6 @@ def test_damaged_best_weights_are_told_in_a_sentence(
     with pytest.raises(UserError, match=complaint):
         run_training(other, keep="best", iterations=8, resume=True)
     assert before == {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
-
-
-def test_a_run_without_an_iteration_is_discarded_with_all_its_folders(tmp_path: Path, config: RunConfig) -> None:
-    run = Run.create(tmp_path / "run", config)
-    checkpoints.save_best(run.best, config, config.build_model(CPU), TrainingState(step=1))
-    assert load_file(run.best / "step-00000001" / "model.safetensors")
-    run.discard()
-    assert not run.path.exists()
 
 
 def test_the_last_test_is_on_all_data_that_have_an_end(tmp_path: Path, tiny_data: Path, config: RunConfig) -> None:

@@ -19,6 +19,7 @@ from sab.lab.training import Run, distributed, train_seeds, trainer
 from sab.lab.training.run import RunConfig
 from sab.lab.training.updates import DeviceUpdates, build_capturable_optimizer
 from tests.faults.lives import Life
+from tests.lab.training.runs import lines
 
 OPTIONS = {"length": 4, "hidden-size": 6, "k-top": 2, "k-trunc": 4, "batch-size": 7, "threads": 1, "keep": "best"}
 OPTIONS |= {"iterations": 20, "eval-every": 4, "eval-batches": 3, "checkpoint-every": 5, "on-nan": "rollback"}
@@ -56,17 +57,11 @@ def be_one_of(number: int, count: int, port: int, as_on_a_gpu: bool) -> None:
     os.environ |= dict(zip(distributed.NEEDED, map(str, (number, count, number, "127.0.0.1", port)), strict=True))
 
 
-def numbers_of(run: Run) -> list[dict[str, Any]]:
-    """All that was logged but for the time it took."""
-    clock = ("elapsed", "iterations_per_second")
-    return [{name: value for name, value in line.items() if name not in clock} for line in run.evaluations()]
-
-
 def assert_same(several: Path, one: Path) -> None:
     """The losses, the gradients and the metrics of two runs are the same to 1e-5."""
     ours, theirs = Run.open(several), Run.open(one)
     assert len(theirs.evaluations()) > 1
-    assert_close(numbers_of(ours), numbers_of(theirs))
+    assert_close(lines(several), lines(one))
     results = ours.result(), theirs.result()
     assert None not in results
     mine, other = (vars(result) for result in results)
@@ -123,7 +118,7 @@ def test_trouble_of_one_is_trouble_of_all_and_all_go_back(tmp_path: Path) -> Non
     arguments = words(tmp_path / "several", eval_every=20)
     lives = [Life(arguments, tmp_path / f"told{number}", way) for number, way in enumerate(ways)]
     assert [life.end() for life in lives] == [0, 0], [life.told for life in lives]
-    (line,) = Run.open(tmp_path / "several").evaluations()
+    (line,) = lines(tmp_path / "several")
     assert (line["step"], line["rollbacks"]) == (20, 1)
 
 
@@ -163,27 +158,15 @@ def test_processes_that_nobody_looks_after_end_with_a_checkpoint(tmp_path: Path)
 # In one process
 
 
-def test_alone_nothing_is_changed() -> None:
-    inputs, targets = torch.arange(6).view(2, 3), torch.arange(3)
-    same, also, fraction = distributed.part_of(inputs, targets)
-    assert same is inputs
-    assert also is targets
-    assert fraction == 1
-    assert distributed.add_up([], loss := torch.tensor(2.0)) is loss
-    assert (distributed.any_of(True), distributed.any_of(False)) == (True, False)
-    assert list(distributed.take_turns("abc")) == ["a", "b", "c"]
-    assert distributed.gathered([1, 2]) == [1, 2]
-
-
 @pytest.mark.parametrize("size", [4, 5, 7])
 def test_slices_are_a_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = torch.arange(2 * size).view(2, size), torch.arange(size)
     parts, rows = [], []
     for number in range(4):
         monkeypatch.setattr(distributed, "count", lambda: 4)
-        monkeypatch.setattr(distributed, "number", lambda number=number: number)
-        parts.append(distributed.part_of(inputs, targets))
-        rows.append(distributed.rows_of(targets))
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
+        parts.append(distributed.slice_of_batch(inputs, targets))
+        rows.append(distributed.own_rows_of(targets))
     assert torch.equal(torch.cat([part for part, _, _ in parts], dim=1), inputs)
     assert torch.equal(torch.cat([part for _, part, _ in parts]), targets)
     assert sum(fraction for _, _, fraction in parts) == pytest.approx(1)

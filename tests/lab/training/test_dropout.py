@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +14,7 @@ from sab.lab.models import ModelConfig
 from sab.lab.tasks import Copying
 from sab.lab.training import Result, RunConfig, TrainConfig
 from sab.lab.training.batches import Batches, kept_units
-from tests.lab.training.runs import PressCtrlC, contents
-from tests.lab.training.test_graph import Recorder, assert_close, pretend
+from tests.lab.training.runs import contents
 
 CONFIG = RunConfig(Copying(length=5), ModelConfig(hidden_size=40), TrainConfig(batch_size=50, dropout=0.25))
 
@@ -45,10 +43,6 @@ def test_which_units_are_kept(dropout: float, seed: int, step: int, other: int) 
     assert torch.equal(units, kept(config, step)), "they depend on the seed and the step alone"
     assert not torch.equal(units, kept(config, step + 1 + other))
     assert not torch.equal(units, kept(changed(dropout=dropout, seed=seed ^ (1 << other)), step))
-
-
-def test_without_it_nothing_is_drawn() -> None:
-    assert kept_units(changed(dropout=0.0), 3) is None
 
 
 def test_what_is_drawn_leaves_torchs_random_numbers_alone() -> None:
@@ -92,23 +86,3 @@ def test_it_changes_training_and_no_evaluation(tmp_path: Path, run_training: Cal
     run_training(tmp_path / "learned", dropout=0.5)
     run_training(tmp_path / "without")
     assert contents(tmp_path / "learned")["model"] != contents(tmp_path / "without")["model"]
-
-
-@pytest.mark.parametrize("at", [3, 4])
-def test_a_run_that_is_resumed_drops_the_same_units(
-    tmp_path: Path, run_training: Callable[..., Result], at: int
-) -> None:
-    run_training(tmp_path / "whole", dropout=0.3)
-    run_training(tmp_path / "pieces", progress=PressCtrlC(at), dropout=0.3)
-    assert run_training(tmp_path / "pieces", resume=True, dropout=0.3).status == "finished"
-    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_updates_as_on_a_gpu_drop_the_same_units(
-    tmp_path: Path, run_training: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, graphs: bool
-) -> None:
-    run_training(tmp_path / "plain", dropout=0.3)
-    pretend(monkeypatch, Recorder() if graphs else None)
-    run_training(tmp_path / "device", dropout=0.3)
-    assert_close(tmp_path / "device", tmp_path / "plain", 1e-5)

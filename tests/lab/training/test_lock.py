@@ -93,13 +93,6 @@ def test_another_process_is_named_and_one_that_was_killed_is_forgotten(tmp_path:
     assert not (out / NAME).exists()
 
 
-def test_a_folder_of_files_gets_no_lock(tmp_path: Path, run_training: Train) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="already holds files"):
-        run_training(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 def test_what_was_killed_before_its_configuration_was_there_can_be_begun(tmp_path: Path, run_training: Train) -> None:
     held_by(tmp_path)
     (tmp_path / ".config.json.tmp").write_text("{")

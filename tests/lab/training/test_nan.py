@@ -18,8 +18,9 @@ from torch import Tensor
 
 from sab.lab.training import Result, Run, RunConfig, checkpoint, trainer, updates
 from sab.lab.training.progress import Lines, Progress
+from sab.lab.training.run import Provenance
 from sab.lab.training.updates import Updates
-from tests.lab.training.runs import contents
+from tests.lab.training.runs import contents, lines
 from tests.lab.training.test_graph import Recorder, pretend
 
 Train = Callable[..., Result]
@@ -36,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(autouse=True)
 def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "provenance", lambda device: {"device": "cpu", "versions": {}, "commit": None})
+    monkeypatch.setattr(trainer, "provenance", lambda device: Provenance("cpu", {}, None))
 
 
 @pytest.fixture
@@ -110,9 +111,9 @@ def test_a_batch_that_is_skipped_changes_neither_the_weights_nor_adam(
     )
     assert tensors(out, 8)["model.safetensors"] != after["model.safetensors"]
     assert_finite(out)
-    lines = Run.open(out).evaluations()
-    assert [(line["step"], line["skipped"], line["rollbacks"]) for line in lines] == [(3, 0, 0), (6, 1, 0), (8, 1, 0)]
-    assert all(math.isfinite(line[name]) for line in lines for name in ("loss", "grad_norm", "grad_norm_max"))
+    logged = lines(out)
+    assert [(line["step"], line["skipped"], line["rollbacks"]) for line in logged] == [(3, 0, 0), (6, 1, 0), (8, 1, 0)]
+    assert all(math.isfinite(line[name]) for line in logged for name in ("loss", "grad_norm", "grad_norm_max"))
 
 
 @pytest.mark.usefixtures("way")
@@ -120,10 +121,9 @@ def test_where_all_were_skipped_there_is_no_loss_to_tell(tmp_path: Path, run_tra
     spoil({3, 4, 5})
     written = io.StringIO()
     run_training(tmp_path / "run", on_nan="skip", progress=Lines(Console(file=written), "copying"))
-    lines = Run.open(tmp_path / "run").evaluations()
-    assert [line["loss"] is None for line in lines] == [False, True, False]
-    assert [line["grad_norm"] is None for line in lines] == [False, True, False]
-    assert lines[1]["iterations_per_second"] > 0
+    logged = lines(tmp_path / "run")
+    assert [line["loss"] is None for line in logged] == [False, True, False]
+    assert [line["grad_norm"] is None for line in logged] == [False, True, False]
     shown = written.getvalue().splitlines()[2]
     assert "6/8  loss not finite  " in shown
     assert "  gradient norm not finite  skipped 3  " in shown
@@ -187,24 +187,37 @@ def test_a_rollback_halves_the_learning_rate_until_it_gets_past(
         f"the loss of iteration 7 is nan; the run goes back to iteration 4, and on with {part} of the learning rate."
         for part in ("1/2", "1/4")
     ]
-    lines = Run.open(out).evaluations()
-    assert [(line["step"], line["rollbacks"], line["skipped"]) for line in lines] == [(3, 0, 0), (6, 2, 0), (8, 2, 0)]
+    logged = lines(out)
+    assert [(line["step"], line["rollbacks"], line["skipped"]) for line in logged] == [(3, 0, 0), (6, 2, 0), (8, 2, 0)]
     assert_finite(out)
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("after", [2, 5, 7, 8, 11, 12])
+@pytest.mark.parametrize(
+    ("batches", "iterations", "after"),
+    [
+        *(({2, 6}, 8, after) for after in (2, 5, 7, 8, 11, 12)),
+        *(({8}, 12, after) for after in (3, 8, 9, 11, 12, 13)),
+    ],
+)
 def test_rolling_back_interrupted_and_resumed_equals_uninterrupted(
-    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch, after: int
+    tmp_path: Path,
+    run_training: Train,
+    spoil: Spoil,
+    monkeypatch: pytest.MonkeyPatch,
+    batches: set[int],
+    iterations: int,
+    after: int,
 ) -> None:
-    """Although the interruption leaves a checkpoint between two on schedule, to which nobody goes back."""
+    """Although the interruption leaves a checkpoint off schedule; batch 8 is right after one on schedule."""
     monkeypatch.setattr(updates, "SECONDS_UNREAD", 0.0)
-    spoil({2, 6}, above=0.25)
-    run_training(tmp_path / "whole", on_nan="rollback")
+    spoil(batches, above=0.25)
+    options: dict[str, Any] = {"on_nan": "rollback", "iterations": iterations}
+    run_training(tmp_path / "whole", **options)
     out = tmp_path / "pieces"
-    result = run_training(out, on_nan="rollback", progress=PressCtrlC(after))
-    assert result.status == ("interrupted" if after < 12 else "finished")
-    run_training(out, on_nan="rollback", resume=True)
+    result = run_training(out, progress=PressCtrlC(after), **options)
+    assert result.status == ("finished" if iterations == 8 and after == 12 else "interrupted")
+    run_training(out, resume=True, **options)
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -249,19 +262,6 @@ def test_trouble_from_every_checkpoint_has_an_end(
     spoil({8})
     result = run_training(tmp_path / "run", on_nan="rollback", iterations=16)
     assert result.message.startswith("the loss of iteration 9 is nan, after 3 rollbacks; ")
-
-
-@pytest.mark.parametrize("after", [3, 8, 9, 11, 12, 13])
-def test_going_back_further_interrupted_and_resumed_equals_uninterrupted(
-    tmp_path: Path, run_training: Train, spoil: Spoil, after: int
-) -> None:
-    spoil({8}, above=0.25)
-    options: dict[str, Any] = {"on_nan": "rollback", "iterations": 12}
-    run_training(tmp_path / "whole", **options)
-    out = tmp_path / "pieces"
-    assert run_training(out, progress=PressCtrlC(after), **options).status == "interrupted"
-    run_training(out, resume=True, **options)
-    assert contents(out) == contents(tmp_path / "whole")
 
 
 def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_training: Train, spoil: Spoil) -> None:
@@ -331,15 +331,33 @@ def test_rolling_back_has_an_end(
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_stopping_leaves_the_weights_alone(
-    tmp_path: Path, run_training: Train, spoil: Spoil, clip: float | None
+    tmp_path: Path, run_training: Train, spoil: Spoil, clip: float | None, what: str
 ) -> None:
     until = run_training(tmp_path / "until", iterations=5, clip=clip)
-    spoil({5})
-    result = run_training(tmp_path / "run", clip=clip)
+    spoil({5}, what=what)
+    out = tmp_path / "run"
+    result = run_training(out, clip=clip)
     assert (result.status, result.iterations, result.metrics) == ("diverged", 5, until.metrics)
-    assert_finite(tmp_path / "run")
+    assert result.message.startswith(f"the {what} of iteration 6 is ")
+    assert steps(out) == [0, 4]
+    assert_finite(out)
+    assert run_training(out, clip=clip, resume=True) == result
+
+
+def test_a_gradient_that_is_not_finite_is_noticed(
+    tmp_path: Path, config: RunConfig, run_training: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 0 the derivative of the square root is infinite, while the loss is what it was."""
+    loss = config.task.loss
+    monkeypatch.setattr(
+        type(config.task), "loss", lambda self, *given: loss(*given) + (loss(*given) - loss(*given).detach()).sqrt()
+    )
+    result = run_training(tmp_path / "run")
+    assert (result.status, result.iterations) == ("diverged", 0)
+    assert result.message.startswith("the gradient norm of iteration 1 is ")
 
 
 def test_checkpoints_to_go_back_to_stay_on_their_schedule(tmp_path: Path, config: RunConfig) -> None:

@@ -34,15 +34,15 @@ def test_a_live_display_on_a_terminal(tmp_path: Path, run_training: Any) -> None
 
 
 def test_the_best_so_far_is_shown_beside_a_worse_one() -> None:
-    line = {"metrics": {"mse": 0.2}, "loss": 1.0, "grad_norm": 1.0, "iterations_per_second": 9.0, "best": 0.1}
+    line: Any = {"metrics": {"mse": 0.2}, "loss": 1.0, "grad_norm": 1.0, "iterations_per_second": 9.0, "best": 0.1}
     written = io.StringIO()
     console = Console(file=written, width=20)
     lines, live = Lines(console, "adding"), Live(console, "adding")
     for progress in (lines, live):
         progress.begin(Adding.headline, 0, 9)
-        progress.evaluation({**line, "step": 3, "best_at": None, "best": None})
-        progress.evaluation({**line, "step": 6, "best_at": 6})
-        progress.evaluation({**line, "step": 9, "best_at": 6})
+        progress.evaluation(line | {"step": 3, "best_at": None, "best": None})
+        progress.evaluation(line | {"step": 6, "best_at": 6})
+        progress.evaluation(line | {"step": 9, "best_at": 6})
         progress.end()
     found = [text.split("  ")[2] for text in written.getvalue().splitlines() if "loss" in text]
     assert found[:3] == ["mean squared error 0.2", "mean squared error 0.2", "mean squared error 0.2 (best 0.1)"]

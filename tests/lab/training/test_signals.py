@@ -6,7 +6,7 @@ import errno
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,16 @@ from sab.lab.training.updates import HostUpdates
 Train = Callable[..., Result]
 Capture = pytest.CaptureFixture[str]
 OPTIONS = "copying --length 2 --hidden-size 6 --k-top 2 --k-trunc 4 --iterations 8 --batch-size 3 --threads 1".split()
+
+
+@pytest.fixture(autouse=True)
+def _default_handlers() -> Iterator[None]:
+    """The signals act as in a shell's foreground, also where the tests run under nohup, which ignores SIGHUP."""
+    default = dict.fromkeys(SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in default.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def steps(out: Path) -> list[int]:
@@ -94,13 +104,10 @@ def test_the_first_signal_counts_and_a_scheduler_may_repeat_itself(tmp_path: Pat
 def test_under_nohup_the_end_of_the_terminal_is_no_end(
     tmp_path: Path, run_training: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        send_after(monkeypatch, 3, signal.SIGHUP)
-        assert run_training(tmp_path / "run").status == "finished"
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    send_after(monkeypatch, 3, signal.SIGHUP)
+    assert run_training(tmp_path / "run").status == "finished"
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("gone", ["terminal", "reader"])

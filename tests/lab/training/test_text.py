@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.tasks import MNIST, PTB, Copying, Task, Text8
@@ -26,12 +27,12 @@ CPU = torch.device("cpu")
 TRAINING = TrainConfig(
     iterations=6, batch_size=8, eval_every=3, eval_batches=None, checkpoint_every=4, threads=1, precision="float64"
 )
-MODEL = ModelConfig(hidden_size=7, k_top=3, k_trunc=4)
+MODEL = ModelConfig(hidden_size=7, memory=SABConfig(k_top=3, k_trunc=4))
 SHORT = PTB(length=20)
 
 
 def build(task: Task = SHORT, **options: Any) -> SequenceModel:
-    return RunConfig(task, replace(MODEL, **options), replace(TRAINING, eval_batches=1)).build_model(CPU).eval()
+    return RunConfig(task, MODEL.with_options(**options), replace(TRAINING, eval_batches=1)).build_model(CPU).eval()
 
 
 def bits(model: SequenceModel, text: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def data_get(
     from sab.lab.data.progress import Bar
 
     with Bar(Console(stderr=True)) as bar:
-        dataset, paths = data.get(name, data_dir, source, bar.heard)
+        dataset, paths = data.get(name, data_dir, source, bar.update)
     print(f"{dataset.name}: {dataset.summary}. Its checksums are right.")
     for path in paths:
         print(path)
@@ -63,5 +63,5 @@ def data_list(data_dir: Path | None = None) -> int:
     print(f"In {folder}:")
     width = max(map(len, data.DATASETS))
     for name, dataset in data.DATASETS.items():
-        print(f"{name:{width}}  {data.state_of(dataset, folder)[1]}  ({dataset.summary})")
+        print(f"{name:{width}}  {data.state_of(dataset, folder).message}  ({dataset.summary})")
     return DONE

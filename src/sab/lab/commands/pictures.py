@@ -34,9 +34,9 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     opened = Run.open(run)
     folder = run if out is None else out
     figures = {"learning_curve.png": learning_curves({opened.config.model.method: opened})}
-    if opened.config.task.steps <= opened.config.model.k_att:
+    if opened.config.task.steps <= opened.config.model.memory.k_att:
         print("No attention map: the sequences are not longer than k_att, so there is nothing to attend to.")
-    elif opened.config.model.memory().k_top > 0:
+    elif opened.config.model.layer_config().k_top > 0:
         figures["attention.png"] = attention_map(opened)
     with writing(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar, get_type_hints
 
 import tyro
 from rich.console import Console
 
+from sab.config import SABConfig
 from sab.errors import UserValueError, check_choice
 from sab.lab.commands.exits import DIVERGED, DONE
 from sab.lab.commands.parsing import parse, parse_seeds
@@ -26,6 +27,7 @@ from sab.lab.training.interrupt import Interrupt
 from sab.lab.training.loop import seed_folder
 from sab.lab.training.progress import progress_for, progress_for_each, show_headline
 from sab.lab.training.run import Result
+from sab.parts.registry import SCORERS
 
 TaskT = TypeVar("TaskT", bound=Task)
 
@@ -81,7 +83,7 @@ def train(arguments: Sequence[str]) -> int:
     if seeds is not None:
         return _train_seeds(name, options, seeds)
     with contextlib.ExitStack() as silence:
-        if not distributed.speaks():
+        if not distributed.is_main():
             silence.enter_context(contextlib.redirect_stdout(silence.enter_context(open(os.devnull, "w"))))
         return _train_one(name, options)
 
@@ -148,6 +150,24 @@ def _in_brackets(task: Task) -> str:
     return f" ({task.title})" if task.title != task.name else ""
 
 
+def _named_scorer(kind: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
+    """Rule of the parser: a scorer, which may be a callable in Python, is chosen by its name."""
+    if kind.type != get_type_hints(SABConfig)["scorer"]:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(SCORERS)}}}",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+        choices=tuple(SCORERS),
+    )
+
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+REGISTRY.primitive_rule(_named_scorer)
+
+
 def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:
     """The options, where those that are not given are as in `default`."""
     return parse(
@@ -156,4 +176,5 @@ def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> 
         prog=f"sab train {name}",
         default=TrainOptions(default.task, default.model, default.training),
         config=(tyro.conf.OmitArgPrefixes,),
+        registry=REGISTRY,
     )

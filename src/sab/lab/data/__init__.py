@@ -1,4 +1,4 @@
-"""The public data sets: where they come from, where they lie, and how it is known that they are whole."""
+"""The public data sets: their sources, their folder and their checksums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading files that somebody else packed: .gz, .xz, .zip, .tar and plain ones, and IDX arrays.
+"""Reading untrusted files: .gz, .xz, .zip, .tar and plain ones, and IDX arrays.
 
-Nothing is ever unpacked onto the disk, so no name inside an archive can point anywhere. Nobody reads more bytes than
-the caller expects, in small parts, and the lists of what an archive holds have an end, so that none can be a bomb.
+Nothing is unpacked onto the disk, so no name inside an archive can point anywhere. At most the bytes that the caller
+expects are read, in small parts, and the lists of members are bounded, so that no archive can be a bomb.
 """
 
 from __future__ import annotations
@@ -26,31 +26,36 @@ import numpy as np
 PACKED = (".gz", ".xz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 MOST_MEMORY = 256 * 2**20
-"""What an .xz file may ask for to be unpacked; the strongest setting of the tool makes 65 MiB of it."""
+"""Most memory for unpacking an .xz file; the strongest setting of the tool needs 65 MiB."""
 MOST_IN_AN_ARCHIVE = 4 * 2**30
-"""How many bytes of an archive are unpacked on the way to a file before it is taken for a bomb."""
+"""Most bytes of an archive that are unpacked on the way to a file; a larger one counts as a bomb."""
 MOST_MEMBERS = 10_000
-"""How many files and folders an archive may hold."""
+"""Most files and folders in an archive."""
 LARGEST_LIST = 2**22
-"""How many bytes a .zip archive may have for the list of what it holds."""
+"""Most bytes of a .zip archive's list of members."""
 LARGEST_HEAD = 2**16
-"""How many bytes a .tar archive may have for the name of a file and what else it tells of it."""
+"""Most bytes of a .tar archive's header of one file."""
 MOST_DIMENSIONS = 32
 CHUNK = 2**20
-_WHAT_STREAMS_RAISE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-_WHAT_ARCHIVES_RAISE = (
+_STREAM_ERRORS = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_ARCHIVE_ERRORS = (
     *(OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError),
-    *(ValueError, IndexError, OverflowError, struct.error),  # the modules' own, of numbers and names that make no sense
+    *(
+        ValueError,
+        IndexError,
+        OverflowError,
+        struct.error,
+    ),  # raised by the modules for numbers and names that make no sense
 )
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 class Unreadable(Exception):
-    """A file is not what its name says, or holds more than it may; the message says which, as part of a sentence."""
+    """A file is not of its kind, or holds too much; the message is part of a sentence."""
 
 
 class Stream(Protocol):
-    """What can be read part by part, from its start to its end."""
+    """An object that can be read part by part, from start to end."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -80,7 +85,7 @@ def read(path: Path, most: int) -> bytes:
 def read_from_archive(path: Path, names: Iterable[str], most: int) -> bytes | None:
     """The file of one of these names in an archive, wherever in it, unpacked itself; None where there is none."""
     wanted = set(names)
-    with _telling_of_archives(), contextlib.closing(_members(path)) as members:
+    with _archive_errors(), contextlib.closing(_members(path)) as members:
         for name, stream in members:
             if plain_name(name) in wanted:
                 return _unpack(name, stream(), most)
@@ -89,17 +94,20 @@ def read_from_archive(path: Path, names: Iterable[str], most: int) -> bytes | No
 
 def names_in_archive(path: Path) -> set[str]:
     """The names of the files in an archive as they are once unpacked, without their folders."""
-    with _telling_of_archives():
+    with _archive_errors():
         return {plain_name(name) for name, _ in _members(path)}
 
 
 @contextlib.contextmanager
-def _telling_of_archives() -> Iterator[None]:
+def _archive_errors() -> Iterator[None]:
     try:
         yield
-    except _WHAT_ARCHIVES_RAISE as error:
+    except _ARCHIVE_ERRORS as error:
         raise Unreadable(f"it is not a whole archive: {error}") from error
-    except (NotImplementedError, RuntimeError) as error:  # zipfile's words for a method it lacks and for a password
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ) as error:  # zipfile raises these for an unknown method and for a password
         raise Unreadable(f"it cannot be unpacked here: {error}") from error
 
 
@@ -107,28 +115,28 @@ Members = Generator[tuple[str, Callable[[], Stream]], None, None]
 
 
 def _members(path: Path) -> Members:
-    """The files in an archive, by the last part of their names, and how each is opened; no links, no folders."""
+    """The base names of the files in an archive, with functions that open them; no links, no folders."""
     found = _members_of_zip(path) if path.name.lower().endswith(".zip") else _members_of_tar(path)
     with contextlib.closing(found):
         yield from found
 
 
 def _members_of_zip(path: Path) -> Members:
-    with _InSmallParts(path) as file, zipfile.ZipFile(file) as packed:
+    with _BoundedFile(path) as file, zipfile.ZipFile(file) as packed:
         _check_count(len(packed.infolist()))
         for entry in packed.infolist():
             if not entry.is_dir():
-                yield _last_part(entry.filename), functools.partial(_open_in_zip, packed, entry)
+                yield _base_name(entry.filename), functools.partial(_open_in_zip, packed, entry)
 
 
 def _members_of_tar(path: Path) -> Members:
     with path.open("rb") as file:
-        unpacked = _Forward(_unpacked(path.name.lower().replace(".tgz", ".gz").replace(".txz", ".xz"), file))
+        unpacked = _ForwardStream(_unpacked(path.name.lower().replace(".tgz", ".gz").replace(".txz", ".xz"), file))
         with tarfile.open(fileobj=unpacked, mode="r:") as packed:  # pyright: ignore[reportCallIssue, reportArgumentType]
             for number, entry in enumerate(packed, start=1):
                 _check_count(number)
                 if entry.isreg() and not entry.issparse():
-                    yield _last_part(entry.name), functools.partial(_Part, unpacked, entry.offset_data, entry.size)
+                    yield _base_name(entry.name), functools.partial(_Part, unpacked, entry.offset_data, entry.size)
 
 
 def _check_count(count: int) -> None:
@@ -142,12 +150,12 @@ def _open_in_zip(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Stream:
     return packed.open(entry)
 
 
-def _last_part(name: str) -> str:
+def _base_name(name: str) -> str:
     return name.replace("\\", "/").rpartition("/")[2]
 
 
-class _InSmallParts(io.FileIO):
-    """A file of which nobody reads much at once."""
+class _BoundedFile(io.FileIO):
+    """A file of which at most LARGEST_LIST bytes are read at once."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(os.fstat(self.fileno()).st_size - self.tell(), 0)
@@ -157,8 +165,8 @@ class _InSmallParts(io.FileIO):
         return super().read(wanted)
 
 
-class _Forward:
-    """A stream as `tarfile` reads it: small parts for what it tells of a file, and no way but forward."""
+class _ForwardStream:
+    """A stream for `tarfile` with bounded reads and no seeking backwards."""
 
     def __init__(self, stream: Stream):
         self._stream, self._place = stream, 0
@@ -188,7 +196,7 @@ class _Forward:
 class _Part:
     """A file within a stream."""
 
-    def __init__(self, stream: _Forward, start: int, size: int):
+    def __init__(self, stream: _ForwardStream, start: int, size: int):
         stream.seek(start)
         self._stream, self._left = stream, size
 
@@ -201,7 +209,7 @@ class _Part:
 
 
 class _Xz:
-    """What an .xz file unpacks to, within bounds of memory."""
+    """The unpacked content of an .xz file, with bounded memory."""
 
     def __init__(self, stream: Stream):
         self._stream, self._decoder = stream, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
@@ -217,7 +225,7 @@ class _Xz:
 
 
 def _unpacked(name: str, stream: Any) -> Stream:
-    """A stream, or what it unpacks to where its name says that it is packed."""
+    """A stream, unpacked where its name ends in .gz or .xz."""
     if name.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=stream)
     return _Xz(stream) if name.lower().endswith(".xz") else stream
@@ -226,7 +234,7 @@ def _unpacked(name: str, stream: Any) -> Stream:
 def _unpack(name: str, stream: Stream, most: int) -> bytes:
     try:
         content = _read_up_to(_unpacked(name, stream), most + 1)
-    except _WHAT_STREAMS_RAISE as error:
+    except _STREAM_ERRORS as error:
         raise Unreadable(f"it is cut short or no {name.lower()[-3:]} file: {error}") from error
     if len(content) > most:
         raise Unreadable(f"it holds more than {most:,} bytes")
@@ -234,7 +242,7 @@ def _unpack(name: str, stream: Stream, most: int) -> bytes:
 
 
 def _read_up_to(stream: Stream, most: int) -> bytes:
-    """What a stream has, and at most so many bytes, in parts, since who asks for many at once gets memory for all."""
+    """At most `most` bytes of a stream, read in parts: one large read would allocate memory for all of them."""
     content = bytearray()
     while len(content) < most and (part := stream.read(min(CHUNK, most - len(content)))):
         content += part
@@ -242,7 +250,7 @@ def _read_up_to(stream: Stream, most: int) -> bytes:
 
 
 def read_idx(content: bytes) -> np.ndarray:
-    """The array in an IDX file, whose size must be what its head says."""
+    """The array in an IDX file, whose size must match its header."""
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise Unreadable("it does not begin like an IDX file")
     dtype, dimensions = np.dtype(_IDX_TYPES[content[2]]), content[3]
@@ -253,6 +261,6 @@ def read_idx(content: bytes) -> np.ndarray:
         raise Unreadable("it ends within its head")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
     if len(content) != start + math.prod(shape) * dtype.itemsize:
-        told = " by ".join(map(str, shape))
-        raise Unreadable(f"its head tells of {told} values, and {len(content) - start:,} bytes follow")
+        sizes = " by ".join(map(str, shape))
+        raise Unreadable(f"its head tells of {sizes} values, and {len(content) - start:,} bytes follow")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)

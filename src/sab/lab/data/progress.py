@@ -1,4 +1,4 @@
-"""What a person sees of a download."""
+"""The progress display of downloads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Bar:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def heard(self, file: DataFile, come: int, total: int | None) -> None:
-        """So many bytes of a file have come."""
+    def update(self, file: DataFile, come: int, total: int | None) -> None:
+        """Shows that `come` bytes of a file have come."""
         if file not in self._bars:
             self._bars[file] = self._progress.add_task(file.name, total=total)
         self._progress.update(self._bars[file], completed=come, total=total)

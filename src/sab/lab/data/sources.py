@@ -1,6 +1,6 @@
-"""The data sets: their files, what these must hold to the last byte, and where the public has them.
+"""The data sets: their files, with checksums and public sources.
 
-A checksum is that of the decoded content, so that it does not matter who packed a file, and how.
+A checksum is that of the unpacked content, so that it does not matter how a file is packed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set, as it is when it is unpacked."""
+    """A file of a data set, in its unpacked form."""
 
     name: str
     size: int
     """How many bytes it has."""
     sha256: str
     urls: tuple[str, ...] = ()
-    """Where it can be had, packed or plain, the first choice first."""
+    """Its public sources, packed or plain, the first choice first."""
     also: tuple[str, ...] = ()
-    """What else it may be called."""
+    """Other names that it may have."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ class Dataset:
     name: str
     summary: str
     folder: str
-    """The folder of its files below that of all data; what the command line calls it."""
+    """The folder of its files below that of all data; also its name on the command line."""
     files: tuple[DataFile, ...]
     counts: tuple[int, int, int]
     """How many characters or images are for training, validation and testing."""

@@ -1,7 +1,7 @@
-"""The folder that data sets lie in: looking for them there, and getting them into it.
+"""The folder of the data sets: loading them from there, and getting them into it.
 
-Every content is compared with its checksum each time that it is read. What does not agree is never used: `load` tells
-of it, and `get` puts it aside under a name that ends in .broken before it gets the file again.
+The checksum of every file is compared each time that it is read. A file with another checksum is never used: `load`
+raises an error, and `get` renames it to a name that ends in .broken before it gets the file again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -25,9 +25,16 @@ from sab.lab.files import replacing, writing
 
 VARIABLE = "SAB_DATA"
 TIMEOUT = 30.0
-"""Seconds after which a source that says nothing is given up."""
-Heard = Callable[[DataFile, int, int | None], None]
-"""Is told how many bytes of a file have come, and of how many if that is known."""
+"""Seconds after which a source that does not answer is given up."""
+OnProgress = Callable[[DataFile, int, int | None], None]
+"""Called with how many bytes of a file have come, and of how many if that is known."""
+
+
+class DataState(NamedTuple):
+    """What is known of a data set in a folder."""
+
+    is_intact: bool
+    message: str
 
 
 def folder_of(data_dir: Path | str | None = None) -> Path:
@@ -44,22 +51,22 @@ def folder_of(data_dir: Path | str | None = None) -> Path:
 
 
 def versions(folder: str) -> list[Dataset]:
-    """The data sets that the command line knows by one name, the best first."""
+    """The versions of a data set that share a name on the command line, the best first."""
     return [dataset for dataset in DATASETS.values() if dataset.folder == folder]
 
 
 def folders() -> list[str]:
-    """What the command line calls the data sets."""
+    """The names of the data sets on the command line."""
     return list(dict.fromkeys(dataset.folder for dataset in DATASETS.values()))
 
 
 def load(name: str, data_dir: Path | str | None = None) -> tuple[bytes, ...]:
-    """The contents of a data set's files, in their order, each as its checksum says."""
+    """The contents of a data set's files, in their order; their checksums are checked."""
     return _load(DATASETS[check_choice("name", name, DATASETS)], folder_of(data_dir))
 
 
 def has(name: str, data_dir: Path | str | None = None) -> bool:
-    """Whether all files of a data set are there, whole or not."""
+    """Whether all files of a data set are there, intact or not."""
     dataset = DATASETS[check_choice("name", name, DATASETS)]
     return all(_find(folder_of(data_dir) / dataset.folder, file) for file in dataset.files)
 
@@ -73,8 +80,8 @@ def _load_file(dataset: Dataset, file: DataFile, folder: Path) -> bytes:
     path = _find(folder / dataset.folder, file)
     if path is None:
         where = str(folder / dataset.folder)
-        told = f"{file.name!r} is not in {where!r}: get it with: sab data get {dataset.folder}"
-        raise UserValueError(f"data_dir must hold {dataset.name}; {told}.", "data_dir")
+        problem = f"{file.name!r} is not in {where!r}: get it with: sab data get {dataset.folder}"
+        raise UserValueError(f"data_dir must hold {dataset.name}; {problem}.", "data_dir")
     try:
         content = formats.read(path, file.size)
         _check(file, content)
@@ -84,38 +91,41 @@ def _load_file(dataset: Dataset, file: DataFile, folder: Path) -> bytes:
     return content
 
 
-def state_of(dataset: Dataset, folder: Path) -> tuple[bool, str]:
-    """Whether a data set is there and whole, and what is to be told of it."""
+def state_of(dataset: Dataset, folder: Path) -> DataState:
+    """Whether a data set is there and intact."""
     missing = [file.name for file in dataset.files if _find(folder / dataset.folder, file) is None]
     if len(missing) == len(dataset.files):
-        return False, "not here"
+        return DataState(False, "not here")
     if missing:
-        return False, f"incomplete: {', '.join(missing)} missing"
+        return DataState(False, f"incomplete: {', '.join(missing)} missing")
     for file in dataset.files:
         path = _find(folder / dataset.folder, file)
         assert path is not None
         try:
             _check(file, formats.read(path, file.size))
         except Unreadable as trouble:
-            return False, f"broken: {path.name}: {trouble}"
-    return True, "here, as its checksums say"
+            return DataState(False, f"broken: {path.name}: {trouble}")
+    return DataState(True, "here, as its checksums say")
 
 
 def get(
-    folder: str, data_dir: Path | str | None = None, source: Path | str | None = None, heard: Heard | None = None
+    folder: str,
+    data_dir: Path | str | None = None,
+    source: Path | str | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[Dataset, list[Path]]:
-    """Brings a data set into the folder of all data; gives the version that it is and the paths of its files.
+    """Gets a data set into the folder of all data; returns its version and the paths of its files.
 
-    It comes from `source`, a folder or an archive or, for a data set of one file, that file; or from the public.
-    What is there and whole already is left as it is.
+    It comes from `source`, a folder or an archive or, for a data set of one file, that file; or from its public source.
+    Intact files that are there already are left as they are.
     """
     check_choice("name", folder, folders())
     target = folder_of(data_dir) / folder
     chosen = versions(folder)
     if source is None:
-        dataset, read = chosen[0], functools.partial(_download, heard=heard or _keep_to_oneself)
+        dataset, read = chosen[0], functools.partial(_download, on_progress=on_progress or _ignore)
         for version in chosen:
-            if all(_is_whole(target, file) for file in version.files):
+            if all(_is_intact(target, file) for file in version.files):
                 dataset = version
                 break
     else:
@@ -125,8 +135,8 @@ def get(
     with writing(target, "data_dir"):
         target.mkdir(parents=True, exist_ok=True)
     for file in dataset.files:
-        if not _is_whole(target, file):
-            _put_aside(_find(target, file))
+        if not _is_intact(target, file):
+            _set_aside(_find(target, file))
             content = read(dataset, file, target)
             with replacing(target / file.name, "data_dir") as temporary:
                 temporary.write_bytes(content)
@@ -138,7 +148,7 @@ def get(
 
 
 def _find(folder: Path, file: DataFile) -> Path | None:
-    """Where a file lies, plain or packed."""
+    """The path of a file, plain or packed."""
     for name in file.names:
         for suffix in ("", *formats.PACKED):
             path = folder / (name + suffix)
@@ -147,7 +157,7 @@ def _find(folder: Path, file: DataFile) -> Path | None:
     return None
 
 
-def _is_whole(folder: Path, file: DataFile) -> bool:
+def _is_intact(folder: Path, file: DataFile) -> bool:
     path = _find(folder, file)
     try:
         if path is not None:
@@ -165,8 +175,8 @@ def _check(file: DataFile, content: bytes) -> None:
         raise Unreadable(f"its SHA-256 is {digest} and not {file.sha256}")
 
 
-def _put_aside(path: Path | None) -> None:
-    """Keeps a file that is not whole under a name that nobody looks for."""
+def _set_aside(path: Path | None) -> None:
+    """Renames a broken file to a name that is not looked for."""
     if path is not None:
         with writing(path, "data_dir"):
             os.replace(path, path.with_name(f"{path.name}.broken"))
@@ -216,7 +226,7 @@ def _from_local(source: Path, dataset: Dataset, file: DataFile, target: Path) ->
     return content
 
 
-def _download(dataset: Dataset, file: DataFile, target: Path, heard: Heard) -> bytes:
+def _download(dataset: Dataset, file: DataFile, target: Path, on_progress: OnProgress) -> bytes:
     """The content of a file from the first public source that has it."""
     troubles: list[str] = []
     for url in file.urls:
@@ -226,7 +236,7 @@ def _download(dataset: Dataset, file: DataFile, target: Path, heard: Heard) -> b
             os.close(descriptor)
         path = Path(partial)
         try:
-            _fetch(url, path, file, heard)
+            _fetch(url, path, file, on_progress)
             if formats.is_archive(path):
                 content = formats.read_from_archive(path, file.names, file.size)
                 if content is None:
@@ -245,15 +255,15 @@ def _download(dataset: Dataset, file: DataFile, target: Path, heard: Heard) -> b
             troubles.append(f"{url} cannot be reached ({reason})")
         finally:
             path.unlink(missing_ok=True)
-    missing = ", ".join(other.name for other in dataset.files if not _is_whole(target, other))
+    missing = ", ".join(other.name for other in dataset.files if not _is_intact(target, other))
     raise UserValueError(
         f"{file.name} of {dataset.name} could not be got: {', '.join(troubles) or 'it has no public source'}; put "
         f"{missing}, plain or as .gz or .xz, into {str(target)!r}, or give a folder or an archive with --from."
     )
 
 
-def _fetch(url: str, path: Path, file: DataFile, heard: Heard) -> None:
-    """Writes what is at an address into a file, as long as it is not larger than the content that is to come of it."""
+def _fetch(url: str, path: Path, file: DataFile, on_progress: OnProgress) -> None:
+    """Downloads an address into a file, unless it is larger than the expected content."""
     most = file.size + 2**20
     with urlopen(Request(url, headers={"User-Agent": "sab"}), timeout=TIMEOUT) as response, path.open("wb") as out:
         length = response.headers.get("Content-Length")
@@ -264,10 +274,10 @@ def _fetch(url: str, path: Path, file: DataFile, heard: Heard) -> None:
             if come > most:
                 raise Unreadable(f"it is larger than {most:,} bytes")
             out.write(chunk)
-            heard(file, come, total)
+            on_progress(file, come, total)
     if total is not None and come != total:
         raise Unreadable(f"{come:,} of its {total:,} bytes came")
 
 
-def _keep_to_oneself(*_: Any) -> None:
-    """Hears of a download and tells nobody."""
+def _ignore(*_: Any) -> None:
+    """Shows no progress."""

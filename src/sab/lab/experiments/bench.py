@@ -358,11 +358,15 @@ def about_this_machine(device: torch.device) -> dict[str, Any]:
     """What the numbers depend on besides the row."""
     about = provenance(device)
     if importlib.util.find_spec("triton") is not None:
-        about["versions"]["triton"] = importlib.import_module("triton").__version__
+        about.versions["triton"] = importlib.import_module("triton").__version__
     if torch.version.cuda is not None:
-        about["versions"]["cuda"] = torch.version.cuda
-        about["versions"]["cudnn"] = str(torch.backends.cudnn.version())
-    return {**about, "threads": torch.get_num_threads(), "tf32": device.type == "cuda" and precision.allow_tf32()}
+        about.versions["cuda"] = torch.version.cuda
+        about.versions["cudnn"] = str(torch.backends.cudnn.version())
+    return {
+        **about._asdict(),
+        "threads": torch.get_num_threads(),
+        "tf32": device.type == "cuda" and precision.allow_tf32(),
+    }
 
 
 def save(records: list[dict[str, Any]], path: Path) -> None:

@@ -30,7 +30,7 @@ from sab.lab.experiments.tables import Row
 from sab.lab.tasks import Headline
 from sab.lab.training.config import resolve_device
 from sab.lab.training.interrupt import Interrupt
-from sab.lab.training.progress import Progress
+from sab.lab.training.progress import Progress, ShownEvaluation
 from sab.lab.training.trainer import torch_settings
 
 RETRIES = 3
@@ -279,7 +279,7 @@ class FarProgress(Progress):
         if time.monotonic() - self._told_at >= REPORT_EVERY:
             self._tell(("iteration", (step, loss)))
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         self._tell(("iteration", (line["step"], line["loss"])), ("evaluation", (line,)))
 
     def _tell(self, *events: Event) -> None:

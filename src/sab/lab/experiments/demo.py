@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.lab.models import ModelConfig
 from sab.lab.report.figures import attention_map, learning_curves, save
@@ -27,7 +28,7 @@ class Recipe:
 
 RECIPE = Recipe(
     Copying(length=30, train_lengths="uniform"),
-    ModelConfig(hidden_size=128, input_scale=8.0, k_top=5, k_trunc=5),
+    ModelConfig(hidden_size=128, input_scale=8.0, memory=SABConfig(k_top=5, k_trunc=5)),
     TrainConfig(
         iterations=800,
         batch_size=32,
@@ -85,7 +86,7 @@ def _check_out(out: Path) -> None:
 
 
 def _table(recipe: Recipe, results: dict[str, Result]) -> Table:
-    headline, dependency, k_trunc = recipe.task.headline, recipe.task.dependency, recipe.model.k_trunc
+    headline, dependency, k_trunc = recipe.task.headline, recipe.task.dependency, recipe.model.memory.k_trunc
     table = Table(title=f"copying: repeat digits seen {dependency} steps ago, chain cut every {k_trunc}")
     table.add_column("")
     for column in (headline.label, f"{headline.show(headline.solved)} reached after", "iterations", "time"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -144,7 +143,7 @@ class RunProgress(training_progress.Progress):
             self._bars.update(self._bar, completed=step)
         self._board.beat()
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: training_progress.ShownEvaluation) -> None:
         headline = training_progress.show_headline(self._headline, line["metrics"], self._headline.short)
         self._told = f"{headline}  {line['iterations_per_second']:.1f} it/s"
         if self._bar is not None:

@@ -81,8 +81,10 @@ def ours(
         return setting.config(TASKS[task](**{**setting.options, **options}), **model)  # pyright: ignore[reportArgumentType]
     options = {"length": length, "train_lengths": "grid", **options}
     training = TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100)
+    scale = 8.0 if task == "copying" else 4.0
+    model_config = ModelConfig.from_options({**model, "hidden_size": HIDDEN_SIZE, "input_scale": scale})
     if task == "copying":
-        return RunConfig(Copying(**options), ModelConfig(**model, hidden_size=HIDDEN_SIZE, input_scale=8.0), training)
+        return RunConfig(Copying(**options), model_config, training)
     adding = Adding(**options)
     training = replace(training, iterations=25 * adding.length, lr=4e-3, lr_decay=0.3, eval_every=250)
-    return RunConfig(adding, ModelConfig(**model, hidden_size=HIDDEN_SIZE, input_scale=4.0), training)
+    return RunConfig(adding, model_config, training)

@@ -16,7 +16,7 @@ from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
 from sab.lab.locks import locked
 from sab.lab.stored import first_mismatch, matches, read_json, read_json_lines
-from sab.lab.training.run import Run, RunConfig
+from sab.lab.training.run import Evaluation, Run, RunConfig
 
 Record = dict[str, Any]
 SCHEMA = 1
@@ -97,7 +97,7 @@ def is_stale(row: Row, record: Record) -> bool:
     return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
 
 
-def thinned(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def thinned(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """At most MOST_POINTS evaluations, the last among them; gradient norms are about all since the one before."""
     every = max(ceil(len(evaluations) / MOST_POINTS), 1)
     kept: list[dict[str, Any]] = []

@@ -244,9 +244,9 @@ def _call(
         left=len(outcome.left),
         together=together,
         wall_time=wall_time,
-        device=where["device"],
-        versions=where["versions"],
-        commit=commit or where["commit"],
+        device=where.device,
+        versions=where.versions,
+        commit=commit or where.commit,
         date=records.now(),
     )
 
@@ -429,7 +429,7 @@ class Runner:
         weights = trainer.look(lambda model: mean_attention(model, task, training, "valid"))[-1]
         shown = [[None if math.isnan(one) else round(one, 4) for one in line] for line in weights.tolist()]
         attention = job.noted().get("attention", {"moments": {}})
-        attention |= {"k_att": job.config.model.k_att, "first": task.attending_steps[0]}
+        attention |= {"k_att": job.config.model.memory.k_att, "first": task.attending_steps[0]}
         attention["moments"][str(trainer.made)] = shown
         job.note(attention=attention)
 

@@ -56,8 +56,8 @@ class Setting:
             patience=self.patience,
             keep="best",
         )
-        sizes: dict[str, Any] = {"hidden_size": self.hidden_size, "input_scale": self.input_scale}
-        return RunConfig(task, ModelConfig(**sizes, **model), training)
+        sizes = {"hidden_size": self.hidden_size, "input_scale": self.input_scale}
+        return RunConfig(task, ModelConfig.from_options({**sizes, **model}), training)
 
 
 PAPERS = {

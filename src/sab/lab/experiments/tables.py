@@ -103,8 +103,8 @@ class Row:
         changed: dict[str, Any] = {"seed": seed, "device": device, **self.otherwise}
         changed |= {} if iterations is None else {"iterations": iterations}
         changed |= {} if self.is_clipped else {"clip": None}
-        model = {option: changed.pop(option) for option in self.otherwise if hasattr(config.model, option)}
-        return replace(config, model=replace(config.model, **model), training=replace(config.training, **changed))
+        model = {option: changed.pop(option) for option in self.otherwise if option in config.model.options()}
+        return replace(config, model=config.model.with_options(**model), training=replace(config.training, **changed))
 
     def on(self, data_dir: Path | None) -> Row:
         """The row on what a folder of data has: on the text8 prefix where that is all of text8 that is there."""
@@ -135,7 +135,7 @@ class Row:
         if isinstance(task, StoredTask):
             return PAPERS[self.task].config(task, **model)
         training = TrainConfig(iterations=ITERATIONS, batch_size=BATCH_SIZE, lr=1e-3, clip=1.0, eval_every=1000)
-        return RunConfig(task, ModelConfig(hidden_size=HIDDEN_SIZE, **model), training)
+        return RunConfig(task, ModelConfig.from_options({"hidden_size": HIDDEN_SIZE, **model}), training)
 
     def _task(self) -> Task:
         length = {} if self.length is None else {"length": self.length}

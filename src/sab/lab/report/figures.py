@@ -38,7 +38,7 @@ from sab.lab.tasks import TASKS, Headline
 from sab.lab.training import evaluation
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device
-from sab.lab.training.run import Run
+from sab.lab.training.run import Evaluation, Run
 from sab.tracing import Trace, trace
 
 DPI = 160
@@ -111,7 +111,7 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
     plain(axes)
 
 
-def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[Evaluation]]]:
     """Labels, evaluations and how to draw them: several runs differ in their markers as well, for print in black."""
     for (label, run), colour, marker in zip(runs.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         lines = run.evaluations()
@@ -163,7 +163,7 @@ def attention_map(run: Run, ax: Axes | None = None) -> Figure:
     """Rows are the attending steps, columns the attended microstates by their time step: a heat map for each layer, or
     with `ax` that of the last one."""
     weights = mean_attention(run) if ax is None else mean_attention(run)[-1:]
-    task, k_att = run.config.task, run.config.model.k_att
+    task, k_att = run.config.task, run.config.model.memory.k_att
     rows, columns = weights.shape[1:]
     height = min(max(0.26 * rows, 2.2), 5.0)
     figure = figure_of(ax) if ax else Figure(figsize=(10, 1.1 + height * len(weights)), layout="constrained")
@@ -184,9 +184,9 @@ def attention_map(run: Run, ax: Axes | None = None) -> Figure:
 def mean_attention(run: Run) -> Tensor:
     """Attention weights averaged over a test batch, [layers, attending steps, microstates]; NaN before one exists."""
     task = run.config.task
-    if run.config.model.memory().k_top == 0:
+    if run.config.model.layer_config().k_top == 0:
         raise UserValueError(f"{str(run.path)!r} must be a run of a model with a memory; it has none (k_top is 0).")
-    if task.steps <= run.config.model.k_att:
+    if task.steps <= run.config.model.memory.k_att:
         raise UserValueError(f"{str(run.path)!r} must have sequences longer than k_att; they have {task.steps} steps.")
     return evaluation.mean_attention(load_model(run, resolve_device("auto")), task, run.config.training)
 

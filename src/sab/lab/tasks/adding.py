@@ -1,4 +1,4 @@
-"""The adding problem: two of many numbers are marked, one in each half; say their sum at the end."""
+"""The adding problem: two of many numbers are marked, one in each half; predict their sum at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORTEST = 2
 
 @dataclass(frozen=True)
 class Adding(DrawnTask):
-    """Pairs (value in [0, 1), mask) with one masked entry in each half; the last step says the sum of the two."""
+    """Pairs (value in [0, 1), mask) with one masked entry in each half; the last step predicts their sum."""
 
     name: ClassVar[str] = "adding"
     summary: ClassVar[str] = "add the two marked numbers among `length`; judged by mean squared error (chance: 0.167)"

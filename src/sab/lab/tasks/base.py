@@ -1,4 +1,4 @@
-"""What a task is: data for (seed, split, index), a loss, metrics, and the number that it is judged by."""
+"""The base of all tasks: data for (seed, split, index), a loss, metrics, and the headline metric."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Headline:
     metric: str
     """Its name among the task's metrics."""
     label: str
-    """What a reader calls it, for tables and axes."""
+    """Its name in tables and on axes."""
     short: str
-    """The same where there is little room."""
+    """A shorter name."""
     higher_is_better: bool
     solved: float
-    """The value from which on the task counts as solved."""
+    """The value at which the task counts as solved."""
     chance: float
-    """What a model that learned nothing but the answers' distribution gets."""
+    """The value of a model that learned only the distribution of the answers."""
     spec: str
     """How a value is shown, as a format specification."""
 
@@ -47,17 +47,17 @@ class Task(ABC):
     """A supervised sequence problem; subclasses are frozen dataclasses whose fields are the task's options.
 
     The command line is made from those fields: their docstrings are its help, `__post_init__` its validation. A field
-    that is no part of a comparison (`compare=False`) changes nothing that is computed, and no run keeps it.
-    `DrawnTask` and `StoredTask` are the two kinds that there are.
+    with `compare=False` changes nothing that is computed, and no run stores it. The two kinds of tasks are `DrawnTask`
+    and `StoredTask`.
     """
 
     name: ClassVar[str]
-    """What the registry and the command line call it."""
+    """Its name in the registry and on the command line."""
     summary: ClassVar[str]
     """One line for `sab tasks`."""
     headline: ClassVar[Headline]
     recipe: ClassVar[Mapping[str, Any]]
-    """Options of the model and of training whose default is another one for this task."""
+    """Defaults of the model and of training that this task changes."""
 
     encoding: str
     """How the model encodes the inputs: `onehot`, `scalar` or `vector`."""
@@ -71,26 +71,26 @@ class Task(ABC):
 
     @property
     def attending_steps(self) -> range:
-        """The steps, counted from 1, whose attention tells what the model looks for."""
+        """The steps, counted from 1, whose attention is of interest."""
         return range(1, self.steps + 1)
 
     @property
     def title(self) -> str:
-        """What figures of it are labelled with."""
+        """The label of its figures."""
         return self.name
 
     @property
     def label(self) -> str:
-        """Name and options in a form that suits a folder."""
-        told = [field for field in self._fields() if not self._is_plain(field)]
-        return "-".join([self.name, *map(self._told, told)])
+        """Name and options, as part of a folder's name."""
+        shown = [field for field in self._fields() if not self._is_default_word(field)]
+        return "-".join([self.name, *map(self._show, shown)])
 
-    def _is_plain(self, field: Field[Any]) -> bool:
-        """Whether an option is a word or a switch that nobody changed, which a label can do without."""
+    def _is_default_word(self, field: Field[Any]) -> bool:
+        """Whether an option is a word or a switch at its default, which a label leaves out."""
         value = getattr(self, field.name)
         return isinstance(value, str | bool) and value == field.default
 
-    def _told(self, field: Field[Any]) -> str:
+    def _show(self, field: Field[Any]) -> str:
         value = getattr(self, field.name)
         return field.name if value is True else str(value)
 
@@ -102,23 +102,23 @@ class Task(ABC):
         return {field.name: getattr(self, field.name) for field in self._fields()}
 
     def check_data(self, batch_size: int) -> None:  # noqa: B027
-        """Raises a mistake where there are no data for batches of this size, before anything is trained."""
+        """Raises an error if there are no data for batches of this size; called before training."""
 
     @abstractmethod
     def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What the host has to send to the device for a batch: all of it, or the numbers of its examples there."""
+        """What the host sends to the device for a batch: the batch, or the numbers of its examples."""
 
     @abstractmethod
     def receive(self, sent: tuple[Tensor, ...], split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The batch, from what was sent to the device where that now is; it may not wait for the device."""
+        """The batch, from what was sent, now on the device; it must not wait for the device."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What training minimises, from the model's outputs [steps, batch_size, output_size]."""
+        """The training loss of the model's outputs [steps, batch_size, output_size]."""
 
     @abstractmethod
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """What an evaluation reports: scalars that are means over the batch."""
+        """The metrics of an evaluation: scalars, means over the batch."""
 
     def batch(
         self,
@@ -142,19 +142,19 @@ class Task(ABC):
 
 
 class DrawnTask(Task):
-    """A task without an end of data: every batch is made up when it is needed."""
+    """A task with unlimited data: every batch is drawn when it is needed."""
 
     @abstractmethod
     def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[Tensor, Tensor]:
         """Inputs [steps, batch_size] or [steps, batch_size, input_size] and their targets, on the CPU.
 
-        Batches of the training split may have fewer steps; the others are what the task is judged by.
+        Batches of the training split may have fewer steps.
         """
 
     def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
         drawn = self.draw(generator_for(seed, split, index), batch_size, split)
         for what, tensor in zip(("inputs", "targets"), drawn, strict=True):
-            if tensor.is_floating_point() and not all(map(torch.isfinite, tensor.aminmax())):  # NaN is both of them
+            if tensor.is_floating_point() and not all(map(torch.isfinite, tensor.aminmax())):  # NaN propagates to both
                 raise UserValueError(f"{what} of task {self.name} must be finite; {split} batch {index} is not.")
         return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in drawn)
 

@@ -1,4 +1,4 @@
-"""Character language modelling: say the next character of a text, judged in bits per character."""
+"""Character language modelling: predict the next character of a text; measured in bits per character."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sab.lab.tasks.base import Headline, Split, generator_for
 from sab.lab.tasks.stored import StoredTask
 
 SHIFTS = 2**61
-"""Where the numbers begin that an epoch's shift is drawn by; those of batches and epochs are far below."""
+"""The first number that an epoch's shift is drawn with; those of batches and epochs are far below."""
 
 
 def bits_headline(solved: float, chance: float) -> Headline:
-    """What a character task is judged by."""
+    """The headline metric of a character task."""
     return Headline(
         metric="bits_per_character",
         label="bits per character",
@@ -36,14 +36,14 @@ def bits_headline(solved: float, chance: float) -> Headline:
 
 @dataclass(frozen=True)
 class CharacterTask(StoredTask):
-    """Sequences of a text, one after the other; each step says the character after the one that it sees."""
+    """Sequences of a text, one after the other; each step predicts the next character."""
 
     symbols: ClassVar[str]
-    """The characters that there are, in the order of their numbers."""
+    """The known characters, in the order of their numbers."""
     start: ClassVar[str]
-    """The character that a text is taken to begin after."""
+    """The character that is assumed before the start of a text."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Other characters that users may write for these."""
+    """Other characters that users may write for known ones."""
     encoding: ClassVar[str] = "onehot"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     length: int = 100
@@ -66,11 +66,11 @@ class CharacterTask(StoredTask):
         """The text of a split, as `prepare` leaves it."""
 
     def prepare(self, text: bytes) -> bytes:
-        """A text from elsewhere in the form that the data set has."""
+        """A user's text in the form of the data set."""
         return text
 
     def encode(self, text: str, option: str, skip_unknown: bool = False) -> Tensor:
-        """The numbers of a text's characters, uint8; an unknown one is a mistake in `option`, or is left out."""
+        """The numbers of a text's characters, uint8; an unknown one is an error in `option`, or is skipped."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         table = np.full(128, len(self.symbols), np.uint8)
         table[[ord(symbol) for symbol in self.symbols]] = np.arange(len(self.symbols))
@@ -131,7 +131,7 @@ class CharacterTask(StoredTask):
     def whole(
         self, split: Split, batch_size: int, device: torch.device, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every character but the first is said once, each in its sequence; the last sequence may be shorter."""
+        """Every character but the first is a target once; the last sequence may be shorter."""
         yield from self.sequences(self.characters(split).to(device), batch_size)
 
     def sequences(self, characters: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

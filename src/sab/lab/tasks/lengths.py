@@ -1,4 +1,4 @@
-"""How long training sequences are: a task is judged at one length, and may be learned at several."""
+"""Lengths of training sequences: a task is evaluated at one length, and may be trained at several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 Lengths = Literal["fixed", "uniform", "grid"]
 MOST_LENGTHS = 16
-"""How many lengths a grid has at most: few enough that each is met often, and its CUDA graph pays."""
+"""Most lengths of a grid: few enough that each is used often, and its CUDA graph pays."""
 
 
 def grid(shortest: int, longest: int) -> list[int]:

@@ -24,7 +24,7 @@ DIGITS = 10
 
 @dataclass(frozen=True)
 class MNIST(StoredTask):
-    """The 784 pixels of a digit, one a step in the order of scan lines, from 0 to 1; the last step says which it is."""
+    """The 784 pixels of a digit, one a step in the order of scan lines, from 0 to 1; the last step predicts it."""
 
     name: ClassVar[str] = "mnist"
     summary: ClassVar[str] = "say which digit 784 pixels were; judged by accuracy (chance: 11.4%)"

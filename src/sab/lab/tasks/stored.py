@@ -1,7 +1,7 @@
-"""Tasks whose examples exist: a batch is a choice of some of them, and every epoch comes to all in an order of its own.
+"""Tasks with stored examples: a batch is a selection of them, and every epoch visits all in a new order.
 
-The examples live where the model is. What the host sends for a batch are their numbers, or where they begin, so that a
-training step needs no data from it, and a CUDA graph of the step takes the batch from the examples by itself.
+The examples are on the model's device. The host sends only their numbers, or where they begin, so a CUDA graph of a
+training step gathers the batch from the examples itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StoredTask(Task):
     @property
     @abstractmethod
     def dataset(self) -> str:
-        """The name of the data set, which every figure from it is labelled with."""
+        """The name of the data set, the label of its figures."""
 
     @property
     def title(self) -> str:
@@ -42,10 +42,10 @@ class StoredTask(Task):
 
     @abstractmethod
     def assemble(self, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A batch, time first, of these rows of the examples; it may not wait for the device."""
+        """A batch, time first, of these rows of the examples; it must not wait for the device."""
 
     def examples_on(self, split: Split, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The examples on a device, where they are kept."""
+        """The examples on a device, where they are cached."""
         return _examples_on(self, split, device)
 
     def count(self, split: Split) -> int:
@@ -53,7 +53,7 @@ class StoredTask(Task):
         return len(self.examples_on(split, torch.device("cpu"))[1])
 
     def batches_per_epoch(self, batch_size: int) -> int:
-        """After how many training batches a new epoch begins; fewer examples than a batch has are left over."""
+        """Training batches per epoch; an incomplete last batch is left out."""
         return self.count("train") // batch_size
 
     def check_data(self, batch_size: int) -> None:
@@ -64,8 +64,8 @@ class StoredTask(Task):
     def _check_batch_size(self, batch_size: int, split: Split) -> int:
         count = self.count(split)
         if batch_size > count:
-            told = f"the number of {split} sequences in {self.dataset}"
-            raise UserValueError(f"batch_size must be at most {count}, {told}; got {batch_size}.", "batch_size")
+            limit = f"the number of {split} sequences in {self.dataset}"
+            raise UserValueError(f"batch_size must be at most {count}, {limit}; got {batch_size}.", "batch_size")
         return count
 
     def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -91,7 +91,7 @@ class StoredTask(Task):
 
 @functools.lru_cache(maxsize=16)
 def _order(seed: int, split: Split, epoch: int, count: int) -> Tensor:
-    """The order in which an epoch comes to the examples."""
+    """The order of the examples in an epoch."""
     return torch.randperm(count, generator=generator_for(seed, split, epoch))
 
 
@@ -105,5 +105,5 @@ def _examples_on(task: StoredTask, split: Split, device: torch.device) -> tuple[
 
 
 def forget_examples() -> None:
-    """Lets go of all examples that are kept, on every device."""
+    """Frees all cached examples, on every device."""
     _examples_on.cache_clear()

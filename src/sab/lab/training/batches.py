@@ -1,4 +1,4 @@
-"""Batches drawn ahead, so that a GPU does not wait for them."""
+"""Prefetched batches, so that a GPU does not wait for them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sab.lab.tasks.base import generator_for
 from sab.lab.training.run import RunConfig
 
 DROPOUT = 2**62
-"""Where the numbers begin that units are dropped by; those of batches and epochs are far below."""
-AHEAD = 4
-"""How many batches are drawn before they are asked for."""
+"""The first number that dropout's random numbers are drawn with; those of batches and epochs are far below."""
+PREFETCHED = 4
+"""How many batches are prefetched."""
 Batch = tuple[Tensor, ...]
 """What a task sends to the device for a batch and, where units are dropped, which of them are kept."""
 
 
 class Batches:
-    """What is sent for the training batches of a run, in order, made by a thread that is a few of them ahead.
+    """What `Task.send` gives for the training batches of a run, in order, prefetched by a thread.
 
-    `Task.receive` makes of them what `Task.batch` gives anywhere else, since each depends on its number alone.
+    `Task.receive` turns it into the batches of `Task.batch`, since each depends on its number alone.
     """
 
     def __init__(self, config: RunConfig, first: int):
@@ -34,7 +34,7 @@ class Batches:
 
     def take(self) -> Batch:
         """The next batch."""
-        while len(self._drawn) <= AHEAD and self._next < self._last:
+        while len(self._drawn) <= PREFETCHED and self._next < self._last:
             self._drawn.append(self._thread.submit(self._draw, self._next))
             self._next += 1
         return self._drawn.popleft().result()
@@ -51,9 +51,9 @@ class Batches:
 
 
 def kept_units(config: RunConfig, step: int) -> Tensor | None:
-    """What each sequence's hidden units are multiplied by for the readout, [B, n]; None where none is dropped.
+    """Factors of each sequence's hidden units for the readout, [B, n], 0 for dropped ones; None without dropout.
 
-    It depends on the seed and the step alone, like the batch, so that a run that is resumed drops the same ones.
+    They depend on the seed and the step alone, like the batch, so a resumed run drops the same units.
     """
     training = config.training
     if training.dropout == 0:

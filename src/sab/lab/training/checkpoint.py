@@ -1,14 +1,14 @@
 """Checkpoints: safetensors and JSON, never pickle, so that loading one runs no code.
 
 A checkpoint is a folder `step-00001000` with the weights (`model.safetensors`, loadable on their own), what else
-training needs (`training.safetensors`: Adam's moments, the random states) and `state.json`, which names the run's
-configuration, the digest of both files and its own. It is written under another name, flushed to the disk and
-renamed, and only then is an old one removed, so that at every moment there are two once there have been two. Where
-the newest is damaged, a warning says so and the one before it is used.
+training needs (`training.safetensors`: Adam's moments, the random states) and `state.json`, which holds the run's
+configuration, the digest of both files and its own digest. It is written under another name, flushed to the disk and
+renamed; only then is an old one removed, so there are always two once there have been two. Where the newest is damaged,
+a warning is logged and the one before it is used.
 
-The best weights of a run that keeps them are checkpoints too, in a folder of their own and without
-`training.safetensors`. A run that goes on from a checkpoint needs the best weights that this one knows of, so they stay
-as long as it does. The moments that a run keeps are such checkpoints as well, in a third folder, and stay for good.
+The best weights of a run that keeps them are checkpoints without `training.safetensors` in another folder. A run that
+resumes from a checkpoint needs the best weights that this one records, so they stay as long as it does. The moments
+that a run keeps are such checkpoints as well, in a third folder, and stay for good.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ T = TypeVar("T")
 FORMAT = "sab checkpoint 1"
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 WRITING = ".writing"
-"""What a checkpoint is called until it is complete."""
+"""The name of a checkpoint until it is complete."""
 KEPT = 2
-"""How many checkpoints a run keeps: the newest, and one for the case that it is damaged."""
+"""How many checkpoints a run keeps: the newest, and one in case it is damaged."""
 
 
 @dataclass
@@ -63,26 +63,26 @@ class TrainingState:
     best_at: int | None = None
     """The step of that evaluation, of the first one among equals."""
     since_best: int = 0
-    """How many evaluations there were since that one, or at all where none had a finite headline metric."""
+    """How many evaluations followed it, or were made at all where none had a finite headline metric."""
     window: int = 0
-    """How many iterations the five numbers below are about: those since the last evaluation."""
+    """The number of iterations since the last evaluation, which the next five fields describe."""
     window_skipped: int = 0
     seconds: float = 0.0
     loss_sum: float = 0.0
     grad_norm_sum: float = 0.0
     grad_norm_max: float = 0.0
     skipped: int = 0
-    """How many iterations left the weights as they were, since their loss or gradient was not finite."""
+    """How many iterations were skipped because their loss or gradient was not finite."""
     skipped_in_a_row: int = 0
-    """How many of those were the last ones."""
+    """How many of them were the most recent iterations."""
     rollbacks: int = 0
-    """How often the run went back to a checkpoint."""
+    """How often the run rolled back to a checkpoint."""
     rollbacks_here: int = 0
-    """How often it did since it last came to a checkpoint on schedule after the trouble."""
+    """How often it did since it last reached a checkpoint on schedule after the trouble."""
     trouble_at: int = 0
-    """The iteration that it went back from the last time."""
+    """The iteration of the last rollback."""
     lr_factor: float = 1.0
-    """What the learning rate is multiplied by."""
+    """The factor of the learning rate; a rollback halves it."""
 
     def count(self, seconds: float, loss: float, grad_norm: float) -> None:
         """Counts one more iteration."""
@@ -93,7 +93,7 @@ class TrainingState:
         self.skipped_in_a_row = 0
 
     def skip(self, seconds: float) -> None:
-        """Counts one more iteration, which changed nothing."""
+        """Counts one more iteration, which was skipped."""
         self._pass(seconds)
         self.window_skipped += 1
         self.skipped += 1
@@ -106,7 +106,7 @@ class TrainingState:
         self.seconds += seconds
 
     def compare(self, headline: Headline, value: float) -> bool:
-        """Counts one more evaluation; whether it is the best so far, which one that is not finite never is."""
+        """Counts one more evaluation; returns whether it is finite and the best so far."""
         is_better = math.isfinite(value) and (self.best is None or not headline.reaches(self.best, value))
         if is_better:
             self.best, self.best_at, self.since_best = value, self.step, 0
@@ -115,15 +115,35 @@ class TrainingState:
         return is_better
 
     def start_window(self) -> None:
-        """Forgets the iterations that an evaluation has reported."""
+        """Resets the counts since the last evaluation."""
         self.window = self.window_skipped = 0
         self.seconds = self.loss_sum = self.grad_norm_sum = self.grad_norm_max = 0.0
+
+
+@dataclass
+class StateFile:
+    """What state.json of a checkpoint holds."""
+
+    format: str
+    config: dict[str, Any]
+    """The run's configuration, as `RunConfig.to_json` gives it."""
+    state: dict[str, Any]
+    """The entries of a `TrainingState`."""
+    sha256: dict[str, str]
+    """The digest of each file of tensors by its name."""
+    digest: str | None = None
+    """The digest of all other entries; None in a file of an older version."""
+
+    def own_digest(self) -> str:
+        """What `digest` is if nobody altered the file."""
+        others = {name: entry for name, entry in asdict(self).items() if name != "digest"}
+        return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def save(
     folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> bool:
-    """Writes the checkpoint of this step, then removes old ones; whether there was none of this step yet."""
+    """Writes the checkpoint of this step, then removes old ones; returns whether this step had none yet."""
     if _of_step(folder, state.step).exists():  # an iteration is deterministic, so it can only be the same one
         return False
     tensors = {MODEL: model.state_dict(), TRAINING: _training_tensors(model, optimizer)}
@@ -133,13 +153,12 @@ def save(
 
 
 def save_best(folder: Path, config: RunConfig, model: nn.Module, state: TrainingState) -> None:
-    """Writes the weights of this step, the best so far; others stay."""
+    """Writes the weights of this step, the best so far; removes none."""
     _write(folder, config, {MODEL: model.state_dict()}, state)
 
 
 def save_moment(folder: Path, config: RunConfig, model: nn.Module, state: TrainingState) -> None:
-    """Writes the weights of this step, a moment that stays, in the place of those that a run had made before it ended
-    and went on from an older checkpoint."""
+    """Writes the weights of this step for good; replaces later ones, made before the run was resumed."""
     remove_later_moments(folder, state.step - 1)
     _write(folder, config, {MODEL: model.state_dict()}, state)
 
@@ -150,14 +169,14 @@ def remove_later_moments(folder: Path, step: int) -> None:
 
 
 def moments(folder: Path) -> list[int]:
-    """The steps of the moments that a folder has."""
+    """The steps of the moments in a folder."""
     return list(map(_step_of, _complete(folder)))
 
 
 def remove_old(folder: Path, config: RunConfig, step: int) -> None:
-    """Removes all checkpoints but the newest of a run that is at `step`, and what a crash left of one.
+    """Removes all checkpoints but the newest of a run at `step`, and what a crash left of one.
 
-    Where the run may have to go back to the last one on schedule, or the one before it, these stay too.
+    Where the run may roll back, the last two on schedule stay too.
     """
     training = config.training
     known = [one for one in map(_step_of, _complete(folder)) if one <= step]
@@ -166,8 +185,8 @@ def remove_old(folder: Path, config: RunConfig, step: int) -> None:
 
 
 def remove_old_best(run: Run, best_at: int | None) -> None:
-    """Removes all best weights but those of `best_at` and those that a checkpoint knows of."""
-    _remove_others(run.best, {best_at, *map(_noted_best, _complete(run.checkpoints))})
+    """Removes all best weights but those of `best_at` and those that a checkpoint records."""
+    _remove_others(run.best, {best_at, *map(_recorded_best, _complete(run.checkpoints))})
 
 
 def load(
@@ -179,10 +198,10 @@ def load(
     every: int = 1,
     before: float = math.inf,
 ) -> TrainingState:
-    """Puts the newest checkpoint that is whole into `model` and, where given, `optimizer` and the random states.
+    """Loads the newest intact checkpoint into `model` and, where given, `optimizer` and the random states.
 
-    Where `best` is given, one whose best weights are not whole in that folder is not whole itself. Those between two
-    multiples of `every` do not count, and those from the step `before` on do where there are no others.
+    Where `best` is given, a checkpoint is intact only if its best weights are, in that folder. Only steps that are
+    multiples of `every` count; those from the step `before` on are used only where there are no others.
     """
 
     def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
@@ -190,7 +209,7 @@ def load(
         weights = _load_tensors(checkpoint / MODEL, model.state_dict())
         return state, weights, _load_training(checkpoint / TRAINING, model)
 
-    state, weights, training = _newest_whole(folder, read, every, before)
+    state, weights, training = _newest_intact(folder, read, every, before)
     _put(weights, model)
     if optimizer is not None:
         _restore_training(model, optimizer, training)
@@ -198,13 +217,13 @@ def load(
 
 
 def load_best(folder: Path, config: RunConfig, model: nn.Module, step: int) -> None:
-    """Puts the best weights, those of `step`, into `model`."""
+    """Loads the best weights, those of `step`, into `model`."""
     check_best(folder, config, step)
     _put(_load_tensors(_of_step(folder, step) / MODEL, model.state_dict()), model)
 
 
 def check_best(folder: Path, config: RunConfig, step: int) -> None:
-    """Whether the best weights, those of `step`, are there as they were written."""
+    """Raises an error unless the best weights, those of `step`, are there as they were written."""
     if not _of_step(folder, step).is_dir():
         raise UserValueError(
             f"{str(folder.parent)!r} must hold its best weights, those of iteration {step}; "
@@ -219,8 +238,8 @@ def load_model(run: Run, device: torch.device) -> SequenceModel:
 
 
 def load_kept(run: Run, device: torch.device) -> tuple[SequenceModel, int | None]:
-    """The same, and the iteration whose weights these are where they are the best ones, at the run's end or so far."""
-    model, best_at = _outline(run), _best_at(run)
+    """The same, and the iteration of the weights where they are the best ones, at the run's end or so far."""
+    model, best_at = _build_without_memory(run), _best_at(run)
     if best_at is None:
         load(run.checkpoints, run.config, model)
     else:
@@ -229,19 +248,19 @@ def load_kept(run: Run, device: torch.device) -> tuple[SequenceModel, int | None
 
 
 def load_moment(run: Run, device: torch.device, step: int) -> SequenceModel:
-    """The model of a run as it was at one of the moments that it keeps, ready to be evaluated."""
-    model = _outline(run)
+    """The model of a run at one of its moments, ready to be evaluated."""
+    model = _build_without_memory(run)
     load_best(run.moments, run.config, model, step)
     return model.to(device).eval()
 
 
-def _outline(run: Run) -> SequenceModel:
-    """The model of a run without any memory, which it gets from the files: no configuration can ask for more."""
+def _build_without_memory(run: Run) -> SequenceModel:
+    """The model of a run on torch's meta device: weights come from files, so no configuration exhausts memory."""
     nowhere = torch.device("meta")
     try:
         with nowhere:
             return run.config.build_model(nowhere)
-    except (RuntimeError, TypeError) as error:  # torch's words for a size that no number holds
+    except (RuntimeError, TypeError) as error:  # a size that no integer of torch holds
         raise UserValueError(f"{str(run.path)!r} must be a run whose model can be made; it is too large.") from error
 
 
@@ -251,15 +270,15 @@ def _best_at(run: Run) -> int | None:
     result = run.result()
     if result is not None:
         return result.best_at
-    return _newest_whole(
+    return _newest_intact(
         run.checkpoints, lambda checkpoint: _load_state(checkpoint, run.config, (MODEL, TRAINING), run.best).best_at
     )
 
 
 def share(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """All that a checkpoint has of the first process of a run becomes that of all."""
+    """Sends all that a checkpoint of the first process holds to the other processes of the run."""
     weights, training = _plain(model.state_dict()), _plain(_training_tensors(model, optimizer))
-    distributed.spread((*weights.values(), *training.values()))
+    distributed.broadcast((*weights.values(), *training.values()))
     model.load_state_dict(weights)
     _restore_training(model, optimizer, training)
 
@@ -273,7 +292,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _remove_others(folder: Path, needed: Collection[int | None]) -> None:
-    """Removes all checkpoints but those of the steps that are needed, and what a crash left of one."""
+    """Removes all checkpoints but those of the needed steps, and what a crash left of one."""
     with writing(folder):
         shutil.rmtree(folder / WRITING, ignore_errors=True)
         for one in _complete(folder):
@@ -286,18 +305,14 @@ def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, T
     temporary = folder / WRITING
     with writing(folder):
         shutil.rmtree(temporary, ignore_errors=True)
-        folder.mkdir(exist_ok=True)  # but not the run's: where that is gone, somebody removed it
+        folder.mkdir(exist_ok=True)  # but not the run's folder: if that is gone, a user removed it
         temporary.mkdir()
         for name, held in tensors.items():
             _write_tensors(_plain(held), temporary / name)
-        contents = {
-            "format": FORMAT,
-            "config": config.to_json(),
-            "state": asdict(state),
-            "sha256": {name: _digest(temporary / name) for name in tensors},
-        }
-        contents["digest"] = _digest_of_contents(contents)
-        (temporary / STATE).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        digests = {name: _digest(temporary / name) for name in tensors}
+        contents = StateFile(FORMAT, config.to_json(), asdict(state), digests)
+        contents.digest = contents.own_digest()
+        (temporary / STATE).write_text(json.dumps(asdict(contents), indent=2) + "\n", encoding="utf-8")
         for path in (*temporary.iterdir(), temporary, folder.parent):
             sync(path)
         os.rename(temporary, _of_step(folder, state.step))
@@ -309,8 +324,8 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + "[0-9]" * 8))
 
 
-def _newest_whole(folder: Path, read: Callable[[Path], T], every: int = 1, before: float = math.inf) -> T:
-    """What is read of the newest checkpoint that has nothing wrong; what newer ones have wrong is a warning."""
+def _newest_intact(folder: Path, read: Callable[[Path], T], every: int = 1, before: float = math.inf) -> T:
+    """The result of `read` for the newest intact checkpoint; logs a warning about newer ones."""
     wrong: list[str] = []
     known = [one for one in _complete(folder) if _step_of(one) % every == 0]
     for checkpoint in sorted(known, key=lambda one: (_step_of(one) < before, _step_of(one)), reverse=True):
@@ -327,8 +342,8 @@ def _newest_whole(folder: Path, read: Callable[[Path], T], every: int = 1, befor
     raise UserValueError(f"{'; and '.join(wrong)}.")
 
 
-def _noted_best(checkpoint: Path) -> int | None:
-    """The best weights that a checkpoint knows of; none where it is damaged."""
+def _recorded_best(checkpoint: Path) -> int | None:
+    """The step of the best weights that a checkpoint records; None where it is damaged."""
     try:
         return as_dataclass(TrainingState, read_json(checkpoint / STATE)["state"]).best_at
     except (OSError, KeyError, TypeError, ValueError):
@@ -336,19 +351,18 @@ def _noted_best(checkpoint: Path) -> int | None:
 
 
 def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str], best: Path | None = None) -> TrainingState:
-    """The state of a checkpoint, which must be of a run of this configuration and have these files as written.
+    """The state of a checkpoint; raises an error unless it is of a run of this configuration and its files are intact.
 
-    Where `best` is given, the best weights that it knows of must be there too.
+    Where `best` is given, the best weights that it records must be intact too.
     """
     path = checkpoint / STATE
     try:
-        contents = read_json(path)
-        if contents["format"] != FORMAT:
-            raise ValueError(f"its format is {contents['format']!r}")
-        state = as_dataclass(TrainingState, contents["state"])
-        stored = RunConfig.from_json(contents["config"])
-        digests = {name: contents["sha256"][name] for name in files}
-        own = _digest_of_contents(contents)
+        contents = as_dataclass(StateFile, read_json(path))
+        if contents.format != FORMAT:
+            raise ValueError(f"its format is {contents.format!r}")
+        state = as_dataclass(TrainingState, contents.state)
+        stored = RunConfig.from_json(contents.config)
+        digests = {name: contents.sha256[name] for name in files}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserValueError(f"{str(path)!r} must be the state of a checkpoint of sab; {_reason(error)}.") from error
     option = stored.difference(config)
@@ -358,7 +372,7 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str], best:
             f"{str(checkpoint)!r} must be a checkpoint of this run; "
             f"it is one of a run with {option} {theirs!r} and not {ours!r}."
         )
-    if contents.get("digest", own) != own or state.step != _step_of(checkpoint):  # older versions wrote no digest
+    if contents.digest not in (None, contents.own_digest()) or state.step != _step_of(checkpoint):
         raise UserValueError(f"{str(path)!r} must be as it was written; it was altered.")
     for name, digest in digests.items():
         path = checkpoint / name
@@ -372,7 +386,7 @@ def _load_state(checkpoint: Path, config: RunConfig, files: Sequence[str], best:
 
 
 def _load_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file, which must have the names, shapes and types of those expected."""
+    """The tensors of a file; raises an error unless names, shapes and types are as expected."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -391,7 +405,7 @@ def _load_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _put(weights: dict[str, Tensor], model: nn.Module) -> None:
-    """Puts weights into a model; one that has no memory yet takes them over."""
+    """Loads weights into a model, also into one on the meta device."""
     if any(parameter.is_meta for parameter in model.parameters()):
         model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
     else:
@@ -399,7 +413,7 @@ def _put(weights: dict[str, Tensor], model: nn.Module) -> None:
 
 
 def _load_training(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """What else training needs, with a random state that torch takes."""
+    """What else training needs; checks that torch accepts the random state."""
     tensors = _load_tensors(path, _training_layout(model))
     try:
         torch.Generator().set_state(tensors["rng.cpu"])
@@ -409,7 +423,7 @@ def _load_training(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 
 def _training_layout(model: nn.Module) -> dict[str, Tensor]:
-    """Stand-ins for what `_training_tensors` gives, to compare names, shapes and types with."""
+    """Tensors of the names, shapes and types that `_training_tensors` gives."""
     layout = {"rng.cpu": torch.get_rng_state()}
     for name, parameter in model.named_parameters():
         layout |= {f"adam.{name}.exp_avg": parameter, f"adam.{name}.exp_avg_sq": parameter}
@@ -442,30 +456,24 @@ def _restore_training(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that share no memory, as safetensors wants them."""
+    """Copies on the CPU that share no memory, as safetensors requires."""
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
-    except SafetensorError as error:  # which hides what the system said
+    except SafetensorError as error:  # it hides the system's error
         raise OSError(f"{path.name}: {error}") from error
 
 
-def _digest(path: Path) -> str | None:
-    """The digest of a file, if it can be read."""
+def _digest(path: Path) -> str:
+    """The digest of a file; an empty text where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
-        return None
-
-
-def _digest_of_contents(contents: dict[str, Any]) -> str:
-    """The digest of what a state.json says, but for that digest itself."""
-    others = {name: entry for name, entry in contents.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+        return ""
 
 
 def _kind(tensor: Tensor) -> str:

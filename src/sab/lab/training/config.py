@@ -15,12 +15,12 @@ Keep = Literal["last", "best"]
 OnNan = Literal["stop", "skip", "rollback"]
 
 MOST_THREADS = 1024
-"""How many CPU threads torch may be told to use; with many more the process dies without a word."""
+"""Most CPU threads that torch may use; with many more the process dies without a message."""
 
 LARGEST_LR = 1e30
-"""What Adam can divide by its corrections without leaving the numbers of float32."""
+"""With a larger rate Adam's corrected step overflows float32."""
 LARGEST_MEMORY_LR = 1e3
-"""With this share of the largest rate it still does not."""
+"""The largest share for which the rate of the memory does not overflow either."""
 MOST_DROPPED = 0.99
 
 
@@ -53,7 +53,7 @@ class TrainConfig:
     """Type of the numbers; bfloat16 is autocast, with weights in float32."""
     cuda_graph: bool = True
     """On a GPU, whether an iteration is recorded as a CUDA graph, one for each shape of a batch, and then replayed:
-    the same numbers in less time. Where that cannot be, a warning says so and the iterations run as without."""
+    the same numbers in less time. Where that fails, a warning is logged and the iterations run without it."""
     threads: int | None = None
     """How many CPU threads torch may use; None leaves that to torch."""
     eval_every: int = 500
@@ -64,7 +64,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     """How many iterations lie between two checkpoints."""
     checkpoint_minutes: float | None = None
-    """After how many minutes without a checkpoint one is written besides; None writes none."""
+    """After how many minutes without a checkpoint an extra one is written; None writes none."""
     moments_every: int | None = None
     """How many iterations lie between two moments whose weights stay, for `sab report` to step through; None: none."""
     stop_at: float | None = None

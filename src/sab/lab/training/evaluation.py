@@ -1,4 +1,4 @@
-"""What a model makes of a task's data."""
+"""Evaluation of a model on a task's data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sab.state import SABState
 def evaluate(
     model: nn.Module, task: Task, config: TrainConfig, split: Split = "test", batches: int | None = None
 ) -> dict[str, float]:
-    """Means of the task's metrics over the first `batches` batches of a split, by default as many as `config` says.
+    """Means of the task's metrics over the first `batches` batches of a split, by default `config.eval_batches`.
 
-    Where that is None, they are over all of the split, each of its targets counted once.
+    If that is None, the means are over the whole split, with each target counted once.
     """
     count = config.eval_batches if batches is None else check_int("batches", batches, 1)
     device = next(model.parameters()).device
@@ -32,14 +32,14 @@ def evaluate(
 def mean_metrics(
     model: nn.Module, task: Task, config: TrainConfig, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> dict[str, float]:
-    """Means of the task's metrics over some batches, in which every target counts the same."""
+    """Means of the task's metrics over some batches; every target has the same weight."""
     seen: list[tuple[int, dict[str, Tensor]]] = []
     with _evaluating(model):
-        for inputs, targets in distributed.take_turns(batches):
+        for inputs, targets in distributed.own_items(batches):
             seen.append((targets.numel(), task.metrics(predict(model, inputs, config), targets)))
-    # Only now, as looking at a number waits for the device.
+    # Only now, since reading a number waits for the device.
     mine = [(size, {name: value.item() for name, value in metrics.items()}) for size, metrics in seen]
-    found = distributed.gathered(mine)
+    found = distributed.gather(mine)
     sizes = {size for size, _ in found}
     weights = [1 if len(sizes) == 1 else size for size, _ in found]
     return {
@@ -56,20 +56,19 @@ def evaluate_fully(
     streams: int | None = None,
     memory: int | None = None,
 ) -> dict[str, float]:
-    """What `evaluate` finds, in all of the split where it has an end, and where sequences continue each other the same
-    with the state carried through, as `carried_bits` has it."""
+    """The metrics of `evaluate`, over the whole split where it is finite; for a text also `carried_bits`."""
     _check_is_text(task, streams=streams, memory=memory)
     found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
     if isinstance(task, CharacterTask):
         characters = task.characters(split)
         count = min(config.batch_size, len(characters) - 1) if streams is None else streams
         bits = carried_bits(model, task, config, characters, count, memory)
-        found["bits_per_character_carried"] = distributed.firsts(bits)
+        found["bits_per_character_carried"] = distributed.from_first(bits)
     return found
 
 
 def _check_is_text(task: Task, **options: int | None) -> None:
-    """Whether options that are about texts alone are given for one."""
+    """Raises an error if options for texts are given for another task."""
     for option, value in options.items():
         if value is not None and not isinstance(task, CharacterTask):
             raise UserValueError(
@@ -87,9 +86,9 @@ def carried_bits(
 ) -> float:
     """Bits per character of a text, [N], with state and macrostate carried through from one sequence to the next.
 
-    The text is read at `streams` places side by side, each of which begins afresh and goes on to where the next one
-    began. Each character but the first is said once. A quarter of a sequence is read at a time, before which all but
-    the latest microstates are forgotten, as `remember` has it.
+    The text is divided into `streams` parts, read in parallel, each from a new state. Each character but the first is
+    predicted once. A quarter of a sequence is read at a time; before each, `remember` drops all but the latest
+    microstates.
     """
     check_int("streams", streams, 1)
     check_int("memory", memory, 0, optional=True)
@@ -102,7 +101,7 @@ def carried_bits(
     seen, to_say = (text[:edge].view(streams, -1).t() for text in (characters, characters[1:]))
     with _evaluating(model):
         found, state = _read_on(model, task, config, seen, to_say, None, memory)
-        if edge < said:  # the last place goes on to the end
+        if edge < said:  # the last stream continues to the end
             state = state.select([streams - 1])
             rest = characters[edge:].unsqueeze(1)
             found += _read_on(model, task, config, rest[:-1], rest[1:], state, memory)[0]
@@ -110,11 +109,11 @@ def carried_bits(
 
 
 def remember(model: SequenceModel, task: CharacterTask, state: SABState, memory: int | None) -> SABState:
-    """What a text goes on from: the latest `memory` microstates or, if None, as many as a sequence has in training.
+    """The state with its latest `memory` microstates or, if None, as many as a sequence has in training.
 
-    A model that selects among far more than it was trained on finds some that score higher than any did then.
+    Among far more microstates than in training some would score higher than any did there.
     """
-    return state.recent(task.steps // model.config.k_att if memory is None else memory)
+    return state.recent(task.steps // model.config.memory.k_att if memory is None else memory)
 
 
 def _read_on(
@@ -126,7 +125,7 @@ def _read_on(
     state: SABState | None,
     memory: int | None,
 ) -> tuple[list[tuple[int, Tensor]], SABState]:
-    """Bits per character of each piece of some texts side by side, with its size, and the state at their end."""
+    """The size and the bits per character of each piece of parallel texts, and the final state."""
     device = next(model.parameters()).device
     found: list[tuple[int, Tensor]] = []
     piece = max(task.steps // 4, 1)
@@ -166,14 +165,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def predict(model: nn.Module, inputs: Tensor, config: TrainConfig, kept: Tensor | None = None) -> Tensor:
-    """The model's outputs, in full precision also where the model computes in less; `kept` as the model takes it."""
+    """The model's outputs in the precision of the weights; `kept` as in `SequenceModel.forward`."""
     return predict_on(model, inputs, None, config, kept)[0]
 
 
 def predict_on(
     model: nn.Module, inputs: Tensor, state: SABState | None, config: TrainConfig, kept: Tensor | None = None
 ) -> tuple[Tensor, SABState]:
-    """The same for a sequence that goes on from a state, and the state that it ends in."""
+    """The same for a sequence that continues from a state, and the final state."""
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
         outputs, end = model(inputs, state, kept=kept)
     return outputs.to(config.dtype), end
@@ -184,13 +183,13 @@ def mean_attention(model: SequenceModel, task: Task, config: TrainConfig, split:
 
     The model must have a memory, and the task more steps than k_att.
     """
-    k_att, device = model.config.k_att, next(model.parameters()).device
+    k_att, device = model.config.memory.k_att, next(model.parameters()).device
     inputs, _ = task.batch(config.seed, 0, config.batch_size, split, device, config.dtype)
     with _evaluating(model):
         _, _, attention = model(inputs, return_attention=True)
     columns = (task.attending_steps[-1] - 1) // k_att
     numbers, selected = attention.numbers.cpu(), attention.weights.cpu()
-    none = columns  # a column of its own for slots that selected nothing
+    none = columns  # an extra column for slots that selected nothing
     full = selected.new_zeros(*selected.shape[:-1], columns + 1)
     full.scatter_add_(-1, torch.where(numbers < 0, none, numbers), selected)
     mean = full[..., :none].mean(-2).reshape(model.config.num_layers, task.steps, columns)

@@ -13,13 +13,13 @@ from torch import Tensor
 logger = logging.getLogger("sab")
 
 WARM_UP = 2
-"""How often a shape is met before it is captured: kernels are compiled and workspaces made outside a graph."""
+"""How often a shape runs eagerly before it is captured: kernels compile and workspaces are made outside a graph."""
 LARGEST_CACHE = 256
-"""How many graphs are kept; shapes beyond are run step by step."""
+"""How many graphs are kept; further shapes run eagerly."""
 
 Update = Callable[..., None]
 _Kind = tuple[tuple[torch.Size, torch.dtype], ...]
-"""What a recording depends on."""
+"""The shapes and types of a batch's tensors: a recording is valid for one of them."""
 Capture = Callable[[Callable[[], None]], Callable[[], Any]]
 """Records what a function does on the device, without doing it; calling what it returns does it."""
 
@@ -33,61 +33,61 @@ class CudaCapture:
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads, that of the log say, may do to the device what they like meanwhile.
+        # Other threads may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
         return graph.replay
 
 
 class Graphs:
-    """An update that is recorded once for each shape of its batches and from then on replayed.
+    """An update that is recorded once for each shape of its batches and replayed from then on.
 
-    The update must give the same whether it is replayed or called, must keep all that lasts in tensors that it
-    changes in place, and may do nothing that waits for the device; where recording fails, it is called as before.
+    The update must compute the same whether it is replayed or called, must keep its lasting state in tensors that it
+    changes in place, and must not wait for the device. Where recording fails, it is called as before.
     """
 
     def __init__(self, update: Update, device: torch.device, capture: Capture):
         self._update = update
         self._device = device
         self._capture = capture
-        self._met: Counter[_Kind] = Counter()
+        self._seen: Counter[_Kind] = Counter()
         self._recorded: dict[_Kind, _Recorded] = {}
-        self._fails = False
+        self._failed = False
 
     def __call__(self, *sent: Tensor) -> None:
-        """The update with what was sent for a batch, which may lie on the host."""
+        """Runs the update on a batch's tensors, which may lie on the host."""
         kind = tuple((tensor.shape, tensor.dtype) for tensor in sent)
         recorded = self._recorded.get(kind) or self._record(kind, sent)
         if recorded is None:
             self._update(*sent)
             return
-        for place, tensor in zip(recorded.places, sent, strict=True):
+        for place, tensor in zip(recorded.inputs, sent, strict=True):
             place.copy_(tensor, non_blocking=True)
         recorded.replay()
 
     def clear(self) -> None:
-        """Gives back the recordings and their memory, which the device must not be using any more."""
+        """Frees the recordings and their memory; the device must have finished with them."""
         self._recorded.clear()
 
     def _record(self, kind: _Kind, sent: tuple[Tensor, ...]) -> _Recorded | None:
-        """A recording for a shape, where its time has come."""
-        self._met[kind] += 1
-        if self._fails or self._met[kind] <= WARM_UP or len(self._recorded) >= LARGEST_CACHE:
+        """The recording for a shape, once it is warm."""
+        self._seen[kind] += 1
+        if self._failed or self._seen[kind] <= WARM_UP or len(self._recorded) >= LARGEST_CACHE:
             return None
-        places = tuple(torch.empty_like(tensor, device=self._device) for tensor in sent)
+        inputs = tuple(torch.empty_like(tensor, device=self._device) for tensor in sent)
         try:
-            replay = self._capture(lambda: self._update(*places))
+            replay = self._capture(lambda: self._update(*inputs))
         except Exception as error:
-            self._fails = True
+            self._failed = True
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             logger.warning(f"the training step cannot be made a CUDA graph and runs without: {reason}")
             return None
-        self._recorded[kind] = _Recorded(places, replay)
+        self._recorded[kind] = _Recorded(inputs, replay)
         return self._recorded[kind]
 
 
 class _Recorded(NamedTuple):
-    """A recording and where it looks for what is sent for its batch."""
+    """A recording, and the tensors that it reads its batch from."""
 
-    places: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
     replay: Callable[[], Any]

@@ -8,14 +8,14 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
-"""Ctrl-C, the request to end, the end of the terminal, and what a cluster's scheduler can be told to send before it
+"""Ctrl-C, the request to end, the end of the terminal, and the signal that a cluster's scheduler can send before it
 takes a machine away."""
 
 
 class Interrupt:
-    """While entered, the first of the signals sets `requested`.
+    """A context in which the first of the signals sets `requested`.
 
-    A Ctrl-C that follows acts as it did before; others that follow change nothing.
+    A Ctrl-C after that acts as it did before; other signals after that change nothing.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Interrupt:
 
     @property
     def exit_status(self) -> int:
-        """What a process that a signal ended tells its shell: 130 for Ctrl-C, 143 for the request to end."""
+        """The exit status of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (signal.SIGINT if self.number is None else self.number)
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # no other thread may handle signals
             for number in SIGNALS:
                 if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # as nohup wants it
+                    continue  # set by nohup
                 self._previous[number] = signal.signal(number, self._request) or signal.SIG_DFL
         return self
 

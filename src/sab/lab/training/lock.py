@@ -1,4 +1,4 @@
-"""One process at a time on the folder of a run."""
+"""Lets one process at a time use the folder of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sab.lab.locks import Lock
 from sab.lab.stored import as_dataclass, read_json
 
 NAME = ".lock"
-"""The file in the run's folder that tells who is training it; it is gone when nobody is, unless that was killed."""
+"""The file in the run's folder that names the process training it. A killed process leaves it behind, unlocked."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Holder:
         return cls(socket.gethostname(), os.getpid(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
     @property
-    def may_live(self) -> bool:
-        """Whether it has not ended, as far as this machine can tell."""
+    def may_be_running(self) -> bool:
+        """Whether the process may still be running, as far as this machine can tell."""
         if self.host != socket.gethostname():
             return True
-        if os.name != "posix":  # where to ask would be to end it
+        if os.name != "posix":  # there os.kill would end it
             return False
         try:
             os.kill(self.pid, 0)
@@ -48,10 +48,10 @@ class Holder:
 
 
 class RunLock:
-    """The folder of a run, while this process has it.
+    """The lock of a run's folder.
 
-    The system tells whether another one has it, and forgets one that was killed. Where it has no locks, as on some
-    network drives, what the file says counts: a process that has ended on this machine has it no more.
+    The system releases the lock of a killed process. Where it supports no locks, as on some network drives, the file's
+    text counts: the folder is locked while the process that it names may be running.
     """
 
     def __init__(self, folder: Path):
@@ -60,15 +60,15 @@ class RunLock:
 
     @property
     def exists(self) -> bool:
-        """Whether some process has the folder, or had it when it was killed."""
+        """Whether a process uses the folder, or did when it was killed."""
         return self._lock.path.exists()
 
     def take(self) -> None:
-        """Has the folder from here on; where another process has it, that is a mistake that names it."""
+        """Locks the folder; raises an error that names the other process where there is one."""
         with writing(self._folder, "out"):
             is_free = self._lock.take()
             holder = self._read()
-            if is_free and not self._lock.is_certain and holder is not None and holder.may_live:
+            if is_free and not self._lock.is_supported and holder is not None and holder.may_be_running:
                 self._lock.release()
                 is_free = False
             if not is_free:
@@ -76,11 +76,11 @@ class RunLock:
             self._lock.write(json.dumps(asdict(Holder.here())) + "\n")
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Unlocks the folder."""
         self._lock.remove()
 
     def _read(self) -> Holder | None:
-        """Who says to have the folder; nobody where that is just being written."""
+        """The process that the file names; None while the file is being written."""
         try:
             return as_dataclass(Holder, read_json(self._lock.path))
         except (OSError, ValueError):
@@ -88,6 +88,6 @@ class RunLock:
 
     def _refuse(self, holder: Holder | None) -> None:
         who = "another process" if holder is None else f"process {holder.pid} on {holder.host}, since {holder.since},"
-        advice = "" if self._lock.is_certain else f"; if that has ended, remove {NAME} there"
+        advice = "" if self._lock.is_supported else f"; if that has ended, remove {NAME} there"
         wanted = f"out {str(self._folder)!r} must be a run that nobody else is training"
         raise UserValueError(f"{wanted}; {who} is{advice}.", "out")

@@ -14,7 +14,7 @@ from sab.lab.tasks import Task
 from sab.lab.training import distributed
 from sab.lab.training.config import TrainConfig, resolve_device
 from sab.lab.training.interrupt import Interrupt
-from sab.lab.training.progress import Careful, Progress
+from sab.lab.training.progress import Progress, SafeProgress
 from sab.lab.training.run import Result, RunConfig
 from sab.lab.training.trainer import Trainer, torch_settings
 from sab.lab.training.turns import by_turns
@@ -31,10 +31,10 @@ def train(
 ) -> Result:
     """Trains a model on a task into the folder `out`.
 
-    With `resume` the folder must hold a run of the same configuration, which goes on from its last checkpoint as if
-    it had never stopped; a run that has come to its end is left as it is. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a
-    run after the current iteration, with a checkpoint and the status `interrupted`, and `interrupt` then knows which of
-    them it was; a loss or gradient that is not finite ends it before the weights change, with the status `diverged`.
+    With `resume` the folder must hold a run of the same configuration, which continues from its last checkpoint as if
+    it had never stopped; a run that has ended is left as it is. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after the
+    current iteration, with a checkpoint and the status `interrupted`; `interrupt` then holds the signal. A loss or
+    gradient that is not finite ends it before the weights change, with the status `diverged`.
     """
     _check_arguments(task, model_config, train_config, out, resume)
     config = RunConfig(task, model_config, train_config)
@@ -54,13 +54,13 @@ def train_seeds(
 ) -> dict[int, Result]:
     """Trains a model from each of `seeds`, which take turns, an iteration each; `train_config.seed` does not matter.
 
-    Seed N has its own run in the folder `out`/seed-N, the same that `train` makes. On a GPU each has its own stream,
-    so that small models share it. A signal ends all of them, and `resume` goes on with all of them; one that diverges
-    or is solved leaves the others to go on. `progress` has one for each seed.
+    The run of seed N is in the folder `out`/seed-N and equals that of `train`. On a GPU each run has its own stream, so
+    that small models share it. A signal ends all of them, and `resume` continues all of them; if one diverges or is
+    solved, the others continue. `progress` holds one display for each seed.
     """
     _check_arguments(task, model_config, train_config, out, resume)
     seeds = check_seeds(seeds)
-    if distributed.started_together() > 1:
+    if distributed.processes_started() > 1:
         advice = "leave torchrun out, or train one seed at a time"
         raise UserValueError(f"seeds must not be given where several processes make a run: {advice}.", "seeds")
     out = Path(out)
@@ -68,11 +68,11 @@ def train_seeds(
     configs = [RunConfig(task, model_config, replace(train_config, seed=seed)) for seed in seeds]
     folders = [seed_folder(out, seed) for seed in seeds]
     try:
-        heard = progress or [Progress() for _ in seeds]
-        results = _train_by_turns(configs, folders, resume, heard, interrupt or Interrupt())
+        displays = progress or [Progress() for _ in seeds]
+        results = _train_by_turns(configs, folders, resume, displays, interrupt or Interrupt())
     except BaseException:
         if not existed:
-            with contextlib.suppress(OSError):  # a run that was begun is in it
+            with contextlib.suppress(OSError):  # it holds a run that was begun
                 out.rmdir()
         raise
     return dict(zip(seeds, results, strict=True))
@@ -117,26 +117,26 @@ def _train_by_turns(
     resolved = resolve_device(training.device)
     with (
         interrupt,
-        distributed.joined(resolved, training.batch_size) as device,
+        distributed.process_group(resolved, training.batch_size) as device,
         torch_settings(training, device),
         contextlib.ExitStack() as opened,
     ):
         trainers: list[Trainer] = []
-        heard = [Careful(shown if distributed.is_first() else Progress()) for shown in progress]
-        for config, folder, hears in zip(configs, folders, heard, strict=True):
-            trainers.append(Trainer(config, folder, resume, hears, device))
+        displays = [SafeProgress(shown if distributed.is_first() else Progress()) for shown in progress]
+        for config, folder, display in zip(configs, folders, displays, strict=True):
+            trainers.append(Trainer(config, folder, resume, display, device))
             opened.callback(trainers[-1].close)
-        going = [trainer for trainer in trainers if trainer.result is None]
-        for trainer in going:
+        active = [trainer for trainer in trainers if trainer.result is None]
+        for trainer in active:
             trainer.begin()
 
         def is_over() -> bool:
-            return interrupt.requested or any(hears.failure is not None for hears in heard)
+            return interrupt.requested or any(display.failure is not None for display in displays)
 
-        for _, error in by_turns(iter(going), len(going), is_over):
+        for _, error in by_turns(iter(active), len(active), is_over):
             if error is not None:
                 raise error
-        for hears in heard:
-            if hears.failure is not None:
-                raise hears.failure
+        for display in displays:
+            if display.failure is not None:
+                raise display.failure
     return [trainer.result for trainer in trainers if trainer.result is not None]

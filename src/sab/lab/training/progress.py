@@ -1,9 +1,8 @@
-"""What a person sees of a run while it trains."""
+"""Displays of a run's progress while it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -13,29 +12,38 @@ from rich.table import Column
 from rich.text import Text
 
 from sab.lab.tasks import Headline
+from sab.lab.training.run import LoggedEvaluation
+
+
+class ShownEvaluation(LoggedEvaluation):
+    """An evaluation as progress displays get it: with the best so far."""
+
+    best: float | None
+    """The best headline metric."""
+    best_at: int | None
+    """Its iteration."""
 
 
 class Progress:
-    """Hears what a run does; this one, which the others derive from, keeps it to itself."""
+    """Receives the events of a run; the base class shows nothing."""
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
-        """The run starts, or goes on, after `step` of its `iterations`; `where` tells device and folder."""
+        """The run starts or resumes after `step` of its `iterations`; `where` names device and folder."""
 
     def iteration(self, step: int, loss: float) -> None:
-        """Update number `step` was made, and its loss is known; on a GPU that is told of some updates only."""
+        """Update number `step` was made, and its loss was read; on a GPU not every update is reported."""
 
-    def evaluation(self, line: dict[str, Any]) -> None:
-        """An evaluation was written to metrics.jsonl as `line`, which here also tells the best so far: the headline
-        metric, `best`, and the iteration, `best_at`."""
+    def evaluation(self, line: ShownEvaluation) -> None:
+        """An evaluation was written to metrics.jsonl."""
 
     def end(self) -> None:
         """The run makes no further update."""
 
 
-class Careful(Progress):
-    """Passes all on to another, until that cannot be written any more, as where the terminal is gone.
+class SafeProgress(Progress):
+    """Passes events on to another display until that one can no longer write, for example because the terminal is gone.
 
-    From then on it is silent, and `failure` has the reason: a run ends with a checkpoint before that is raised.
+    From then on it drops them, and `failure` holds the error: the run writes a checkpoint before it is raised.
     """
 
     def __init__(self, progress: Progress):
@@ -43,22 +51,22 @@ class Careful(Progress):
         self._progress = progress
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
-        self._progress.begin(headline, step, iterations, where)  # nothing is lost yet
+        self._progress.begin(headline, step, iterations, where)  # it may raise: nothing is lost yet
 
     def iteration(self, step: int, loss: float) -> None:
         self._try(lambda: self._progress.iteration(step, loss))
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         self._try(lambda: self._progress.evaluation(line))
 
     def end(self) -> None:
         self._try(self._progress.end)
 
-    def _try(self, tell: Callable[[], None]) -> None:
+    def _try(self, show: Callable[[], None]) -> None:
         if self.failure is not None:
             return
         try:
-            tell()
+            show()
         except OSError as error:
             self.failure = error
         except SystemExit as stop:  # which rich makes of a BrokenPipeError
@@ -68,7 +76,7 @@ class Careful(Progress):
 
 
 class Lines(Progress):
-    """A line for every evaluation, which begins with the label where there are several runs to tell apart."""
+    """A line for every evaluation; it begins with the label where there are several runs."""
 
     def __init__(self, console: Console, label: str, is_one_of_many: bool = False):
         self._console = console
@@ -80,7 +88,7 @@ class Lines(Progress):
         self._iterations = iterations
         self._print(f"{self._label}: iterations {step} to {iterations}{where}")
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         step, speed = line["step"], line["iterations_per_second"]
         loss, norm = (_show_number(line[name], places) for name, places in (("loss", 4), ("grad_norm", 2)))
         self._print(
@@ -116,7 +124,7 @@ class Live(Progress):
     def iteration(self, step: int, loss: float) -> None:
         self._bars.update(self._bar, completed=step, loss=f"{loss:.4f}")
 
-    def evaluation(self, line: dict[str, Any]) -> None:
+    def evaluation(self, line: ShownEvaluation) -> None:
         self._bars.update(self._bar, headline=_show_evaluation(self._headline, line, self._headline.short))
 
     def end(self) -> None:
@@ -163,18 +171,18 @@ def show_headline(headline: Headline, metrics: dict[str, float | None], name: st
     return f"{name or headline.label} {'not finite' if value is None else headline.show(value)}"
 
 
-def _show_evaluation(headline: Headline, line: dict[str, Any], name: str | None = None) -> str:
-    """The headline metric, beside the best one where that is another."""
-    told, best = show_headline(headline, line["metrics"], name), line["best"]
-    return told if best is None or line["best_at"] == line["step"] else f"{told} (best {headline.show(best)})"
+def _show_evaluation(headline: Headline, line: ShownEvaluation, name: str | None = None) -> str:
+    """The headline metric, and the best one so far where that is another."""
+    shown, best = show_headline(headline, line["metrics"], name), line["best"]
+    return shown if best is None or line["best_at"] == line["step"] else f"{shown} (best {headline.show(best)})"
 
 
 def _show_number(value: float | None, places: int) -> str:
     return "not finite" if value is None else f"{value:.{places}f}"
 
 
-def _show_trouble(line: dict[str, Any]) -> str:
-    """What became of losses and gradients that were not finite, where there were any."""
+def _show_trouble(line: ShownEvaluation) -> str:
+    """How many iterations were skipped or rolled back, where any were."""
     return "".join(f"  {name} {line[name]}" for name in ("skipped", "rollbacks") if line.get(name))
 
 

@@ -1,6 +1,6 @@
 """A run is a folder: config.json, metrics.jsonl, TensorBoard events, checkpoint/ and, at its end, result.json.
 
-One that keeps its best weights has them in best/, one that keeps those of some moments of training in moments/.
+best/ holds the best weights of a run that keeps them, moments/ those of the moments of training that it keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch
 from sab import __version__
 from sab.errors import UserError, UserTypeError, UserValueError, check_choice
 from sab.lab.files import temporary_of, write_text, writing
-from sab.lab.models import MEMORY_OPTIONS, ModelConfig, SequenceModel
+from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
 from sab.lab.tasks import TASKS, StoredTask, Task
 from sab.lab.training import lock
@@ -38,23 +38,46 @@ FREE_ON_RESUME = (
     "moments_every",
 )
 """Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
-so a run equals the uninterrupted one bit for bit on the same device at the same number of threads, and to rounding on
-another."""
+so a resumed run equals the uninterrupted one bit for bit on the same device with the same number of threads, and to
+rounding otherwise."""
 
-EVALUATION = {
-    "step": int,
-    "loss": float | None,
-    "metrics": dict[str, float | None],
-    "grad_norm": float | None,
-    "grad_norm_max": float | None,
-}
-"""What a line of metrics.jsonl has at least."""
 Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
+
+
+class Evaluation(TypedDict):
+    """A line of metrics.jsonl, as far as its readers rely on it; None stands for NaN and infinity."""
+
+    step: int
+    loss: float | None
+    """Mean over the iterations since the last evaluation, as are the gradient norms."""
+    metrics: dict[str, float | None]
+    """The task's metrics on the validation split."""
+    grad_norm: float | None
+    grad_norm_max: float | None
+
+
+class LoggedEvaluation(Evaluation):
+    """All that a line of metrics.jsonl holds."""
+
+    skipped: int
+    """How many iterations of the run were skipped because their loss or gradient was not finite."""
+    rollbacks: int
+    iterations_per_second: float
+    elapsed: float
+    """Seconds of training and evaluation since the run began."""
+
+
+class Provenance(NamedTuple):
+    """What a number may depend on besides the configuration."""
+
+    device: str
+    versions: dict[str, str]
+    commit: str | None
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that a run's numbers follow from."""
+    """Everything that determines a run's numbers."""
 
     task: Task
     model: ModelConfig
@@ -69,44 +92,42 @@ class RunConfig:
 
     @classmethod
     def default(cls, task: Task) -> RunConfig:
-        """The defaults, with what the task's recipe says instead."""
-
-        def chosen(config: type) -> dict[str, Any]:
-            names = {field.name for field in fields(config)}
-            return {option: value for option, value in task.recipe.items() if option in names}
-
-        return cls(task, ModelConfig(**chosen(ModelConfig)), TrainConfig(**chosen(TrainConfig)))
+        """The defaults, changed by the task's recipe."""
+        of_training = {field.name for field in fields(TrainConfig)}
+        training = {option: value for option, value in task.recipe.items() if option in of_training}
+        model = {option: value for option, value in task.recipe.items() if option not in of_training}
+        return cls(task, ModelConfig.from_options(model), TrainConfig(**training))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "task": {"name": self.task.name, **self.task.options()},
-            "model": asdict(self.model),
+            "model": self.model.options(),
             "training": asdict(self.training),
         }
 
     @classmethod
     def from_json(cls, stored: Any) -> RunConfig:
-        """The inverse of `to_json`; whatever is not its output raises KeyError, TypeError or a mistake."""
+        """The inverse of `to_json`; other input raises KeyError, TypeError, ValueError or a UserError."""
         options = dict(stored["task"])
         name = check_choice("task", options.pop("name"), TASKS)
-        if "data_dir" in options:  # no run keeps it, and it would be a place of somebody else's choice
+        if "data_dir" in options:  # no run stores it, and whoever made the file would choose the folder
             raise UserValueError("task must have the options that a run keeps; data_dir is none of them.", "task")
-        return cls(TASKS[name](**options), ModelConfig(**stored["model"]), TrainConfig(**stored["training"]))
+        task, model = TASKS[name](**options), ModelConfig.from_options(dict(stored["model"]))
+        return cls(task, model, TrainConfig(**stored["training"]))
 
     def options(self) -> dict[str, Any]:
-        """Every option by the name that the command line knows it by."""
-        return {"task": self.task.name, **self.task.options(), **asdict(self.model), **asdict(self.training)}
+        """Every option by its name on the command line."""
+        return {"task": self.task.name, **self.task.options(), **self.model.options(), **asdict(self.training)}
 
     def effective(self) -> RunConfig:
-        """The same with what makes no difference at its default: a baseline has no memory to have options of."""
+        """A copy in which the options that make no difference have their defaults."""
         if self.model.method == "sab":
             return self
-        defaults = {option: getattr(ModelConfig, option) for option in MEMORY_OPTIONS}
-        model = replace(self.model, **defaults)
-        return replace(self, model=model, training=replace(self.training, memory_lr=TrainConfig.memory_lr))
+        training = replace(self.training, memory_lr=TrainConfig.memory_lr)
+        return replace(self, model=self.model.effective(), training=training)
 
     def difference(self, other: RunConfig) -> str | None:
-        """Name of the first option that makes the two compute something else, if one does."""
+        """Name of the first option because of which the two compute something else; None if there is none."""
         mine, others = self.effective().options(), other.effective().options()
         for option in (*mine, *others):
             if option not in FREE_ON_RESUME and mine.get(option) != others.get(option):
@@ -114,7 +135,7 @@ class RunConfig:
         return None
 
     def build_model(self, device: torch.device) -> SequenceModel:
-        """The model with fresh weights, from torch's random state."""
+        """The model with new weights, drawn from torch's random state."""
         task = self.task
         model = SequenceModel(
             self.model,
@@ -126,11 +147,11 @@ class RunConfig:
         return model.to(device, self.training.dtype)
 
     def default_out(self) -> Path:
-        """The folder of a run that nobody chose one for."""
+        """The default folder of a run."""
         return Path(f"{self.default_out_of_seeds()}-seed{self.training.seed}")
 
     def default_out_of_seeds(self) -> Path:
-        """The folder for the runs of several seeds that nobody chose one for."""
+        """The default folder for the runs of several seeds."""
         return Path("runs") / f"{self.task.label}-{self.model.method}-{self.model.cell}{self.model.hidden_size}"
 
 
@@ -142,25 +163,25 @@ class Result:
     message: str
     """The same in a sentence."""
     iterations: int
-    """How many updates the weights have seen."""
+    """How many updates were made."""
     solved_at: int | None
-    """The first evaluation, by its iteration, that reached `stop_at` or, without one, what the task calls solved."""
+    """The iteration of the first evaluation that reached `stop_at` or, without it, the task's threshold."""
     metrics: dict[str, float | None]
-    """Metrics on the test split of the weights that the run ends with; None stands for NaN and infinity."""
+    """Metrics of the final weights on the test split; None stands for NaN and infinity."""
     wall_time: float
     """Seconds of training and evaluation, over all resumptions."""
     device: str
     versions: dict[str, str]
     commit: str | None
-    """Git commit of the sab package, where it is one's own checkout."""
+    """Git commit of the sab package, where it is a checkout."""
     valid: dict[str, float | None] = field(default_factory=dict)
-    """The same weights' metrics on the validation split; empty where an older version wrote the result."""
+    """Metrics of the same weights on the validation split; empty in a result of an older version."""
     best_at: int | None = None
-    """The iteration whose weights these are, where the run keeps its best ones and there were any."""
+    """The iteration of the final weights, where the run keeps its best ones and there were any."""
 
 
 class Run:
-    """The folder of one run. `create` and `open` are the ways to get one."""
+    """The folder of one run; made by `create` or `open`."""
 
     def __init__(self, path: Path, config: RunConfig):
         self.path = path
@@ -168,7 +189,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Run:
-        """Makes the folder, which must not hold anything yet."""
+        """Makes the folder, which must be empty if it exists."""
         cls.check_empty(path)
         with writing(path, "out"):
             path.mkdir(parents=True, exist_ok=True)
@@ -178,13 +199,13 @@ class Run:
 
     @staticmethod
     def check_empty(path: Path) -> None:
-        """Whether a run can be made there: nothing may be there but a folder with nothing in it."""
+        """Raises an error unless the path is free or an empty folder."""
         with writing(path, "out"):
             if path.is_file():
                 raise UserValueError(f"out {str(path)!r} must be a folder; it is a file.", "out")
             config = path / "config.json"
-            of_one_that_never_began = {lock.NAME, temporary_of(config).name}
-            if path.is_dir() and any(one.name not in of_one_that_never_began for one in path.iterdir()):
+            left_by_a_crash = {lock.NAME, temporary_of(config).name}
+            if path.is_dir() and any(one.name not in left_by_a_crash for one in path.iterdir()):
                 holds = "a run" if config.exists() else "files"
                 raise UserValueError(
                     f"out {str(path)!r} already holds {holds}; resume it (--resume, or resume=True from Python) "
@@ -194,7 +215,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str, option: str = "run") -> Run:
-        """The run that a folder holds; `option` is what the caller's user knows the folder by."""
+        """The run in a folder; errors name the folder as `option`."""
         if not isinstance(path, Path | str):
             raise UserTypeError(f"{option} must be a path; got {path!r}.", option)
         path = Path(path)
@@ -211,12 +232,12 @@ class Run:
         return cls(path, config)
 
     def is_untouched(self) -> bool:
-        """Whether there is nothing yet that a run has computed."""
+        """Whether the run has not computed anything yet."""
         written = (self.path / "metrics.jsonl", self.path / "result.json", *self.checkpoints.glob("step-*"))
         return not any(path.exists() for path in written)
 
     def discard(self) -> None:
-        """Removes what a run that never made an iteration has written, so that its folder can be used again."""
+        """Removes the files of a run without an iteration, so that its folder can be used again."""
         for folder in (self.checkpoints, self.best):
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.path / "config.json", self.path / lock.NAME, *self.path.glob("events.out.tfevents.*")):
@@ -238,7 +259,7 @@ class Run:
         return self.path / "moments"
 
     def check_resumable(self, config: RunConfig) -> None:
-        """Whether the run can go on with `config`: it may differ only where that changes nothing computed so far."""
+        """Raises an error unless the run can continue with `config`, which may differ only where no number changes."""
         option = self.config.difference(config)
         if option is not None:
             stored, given = self.config.options().get(option), config.options().get(option)
@@ -263,10 +284,10 @@ class Run:
             )
 
     def rewind(self, step: int, config: RunConfig) -> None:
-        """Goes back to `step`, and on with `config`.
+        """Resets the run to `step`, to continue with `config`.
 
-        What was logged after that step is dropped, and so is an evaluation off schedule: it marked an end that is
-        none any more. The result goes first: without it a run is not at its end, whatever a crash leaves undone here.
+        Evaluations after that step are dropped, and so is one off schedule, which marked an end. The result is removed
+        first: without it a run has not ended, whatever a crash leaves undone here.
         """
         every = config.training.eval_every
         kept = [line for line in self.evaluations() if line["step"] <= step and line["step"] % every == 0]
@@ -276,21 +297,21 @@ class Run:
         self._write_config()
 
     def check_there(self) -> None:
-        """Whether the folder is still the run's; of one that is being removed, what is written anew may be left."""
+        """Raises an error if the run's folder was removed: files written now would be left over."""
         with writing(self.path):
             os.stat(self.path / "config.json")
 
-    def log(self, evaluation: dict[str, Any]) -> None:
+    def log(self, evaluation: Evaluation) -> None:
         """Adds a line to metrics.jsonl."""
         self.check_there()
         path = self.path / "metrics.jsonl"
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(evaluation, allow_nan=False) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # no checkpoint may know of an evaluation that is lost
+            os.fsync(file.fileno())  # no checkpoint may record an evaluation that is lost
 
-    def evaluations(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last one that a crash cut short does not count."""
+    def evaluations(self) -> list[Evaluation]:
+        """The lines of metrics.jsonl, without a last one that a crash cut short."""
         path = self.path / "metrics.jsonl"
         if not path.is_file():
             return []
@@ -305,8 +326,9 @@ class Run:
             metric, metrics = self.config.task.headline.metric, evaluation["metrics"]
             if not isinstance(metrics, dict) or metric not in metrics:
                 raise UserValueError(f"{wanted}; line {number} has no {metric}.")
-            wrong = first_mismatch(evaluation, EVALUATION)
-            if wrong is not None or not evaluation.keys() >= EVALUATION.keys():
+            kinds = get_type_hints(Evaluation)
+            wrong = first_mismatch(evaluation, kinds)
+            if wrong is not None or not evaluation.keys() >= kinds.keys():
                 raise UserValueError(f"{wanted}; line {number} has no {wrong or 'gradient norm'} as one has it.")
         return evaluations
 
@@ -316,7 +338,7 @@ class Run:
         write_text(self.path / "result.json", json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
 
     def result(self) -> Result | None:
-        """How the run ended, if it has."""
+        """The result of the run; None if it has not ended."""
         path = self.path / "result.json"
         if not path.is_file():
             return None
@@ -337,20 +359,20 @@ class Run:
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float | None]:
-    """The metrics in a form that JSON can hold: None for NaN and infinity."""
+    """The metrics with None for NaN and infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
-    """What else a number may depend on: the fields `device`, `versions` and `commit` of a result."""
+def provenance(device: torch.device) -> Provenance:
+    """The device, the versions and the commit that a result is computed with."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     versions = {"sab": __version__, "torch": torch.__version__, "numpy": np.__version__}
     versions["python"] = platform.python_version()
-    return {"device": f"{device.type} ({name})", "versions": versions, "commit": _commit()}
+    return Provenance(f"{device.type} ({name})", versions, _commit())
 
 
 def _commit() -> str | None:
-    """The commit that this file belongs to; an installation inside somebody else's repository belongs to none."""
+    """The commit of this file; None if git does not track it, as in an installation inside another repository."""
     here = Path(__file__)
     git = ["git", "-C", str(here.parent)]
     try:

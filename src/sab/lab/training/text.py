@@ -1,4 +1,4 @@
-"""Using a trained character model: text that it makes up, and how well it knows a text of the user's."""
+"""Uses of a trained character model: sampling text, and scoring a user's text."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def sample(
     seed: int = 0,
     memory: int | None = None,
 ) -> Iterator[str]:
-    """Characters that the model makes up after a prompt, one by one.
+    """Samples characters after a prompt, one by one.
 
-    Each costs one step from the state before it, which has the latest `memory` microstates or, if None, as many as a
-    sequence has in training: neither grows with the text. A `temperature` of 0 takes the likeliest character each time.
+    Each takes one step from the state before it, which holds the latest `memory` microstates or, if None, as many as a
+    sequence has in training: time and memory do not grow with the text. A `temperature` of 0 takes the likeliest one.
     """
     task = character_task(task)
     check_int("length", length, 1)
@@ -65,7 +65,7 @@ def _sampled(
     model.eval()
     state: SABState | None = None
     for _ in range(length):
-        with torch.no_grad():  # not around the loop: whoever reads the text may do other things between two characters
+        with torch.no_grad():  # not around the loop: the caller's code runs between two characters
             outputs, state = predict_on(model, given.long().to(device).unsqueeze(1), state, config)
             state = remember(model, task, state, memory)
             scores = outputs[-1, 0].double().cpu()
@@ -99,7 +99,7 @@ def score(
     memory: int | None = None,
 ) -> dict[str, float]:
     """Bits per character of a text: with a fresh state for each sequence, as trained, and with the state carried
-    through all of it, as `carried_bits` has it; and how many characters were said, which are all but the first."""
+    through all of it, as in `carried_bits`; and how many characters were predicted: all but the first."""
     task = character_task(task)
     characters = task.encode(text, "file", skip_unknown)
     if len(characters) < 2:

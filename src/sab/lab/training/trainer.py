@@ -1,4 +1,4 @@
-"""One run on its way."""
+"""A run while it trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -26,25 +26,31 @@ from sab.lab.training.evaluation import evaluate, evaluate_fully
 from sab.lab.training.graph import CudaCapture
 from sab.lab.training.lock import RunLock
 from sab.lab.training.progress import Progress
-from sab.lab.training.run import Result, Run, RunConfig, Status, finite, provenance
+from sab.lab.training.run import LoggedEvaluation, Result, Run, RunConfig, Status, finite, provenance
 from sab.lab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
 
 logger = logging.getLogger("sab")
 T = TypeVar("T")
 MOST_ROLLBACKS = 10
-"""How often a run goes back in a row without coming to its next checkpoint on schedule."""
-Ending = tuple[Status, str]
-"""How training ended, and the same in a sentence."""
+"""How many rollbacks in a row a run may make without reaching its next checkpoint on schedule."""
+
+
+class Ending(NamedTuple):
+    """How training ended."""
+
+    status: Status
+    message: str
+    """The same in a sentence."""
 
 
 class Trainer:
-    """A run that `begin` starts, `advance` brings an iteration further until there is an `ending`, and `finish` ends.
+    """A run: `begin` prepares it, `advance` makes an iteration until there is an `ending`, `finish` writes the result.
 
-    Between two calls other runs may have theirs: each has torch's random state to itself and, on a GPU, a stream.
+    Calls to several trainers may alternate: each keeps its own random state of torch and, on a GPU, its own stream.
     """
 
     def __init__(self, config: RunConfig, out: Path, resume: bool, progress: Progress, device: torch.device):
-        """Makes the run's folder or, to resume, opens it; one that has come to its end has its `result` already."""
+        """Makes the run's folder, or opens it to resume; a run that has ended has its `result` already."""
         self.config, self.progress, self.device = config, progress, device
         self.ending: Ending | None = None
         self.result: Result | None = None
@@ -54,8 +60,8 @@ class Trainer:
         self._is_new = not resume
         self._lock = RunLock(out)
         self.run, self.state = Run(out, config), TrainingState()
-        distributed.by_first(lambda: self._take_folder(out, resume))
-        self._share()
+        distributed.run_on_first(lambda: self._lock_folder(out, resume))
+        self._broadcast_state()
         self._random = torch.get_rng_state()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._made = self.state.step
@@ -63,8 +69,8 @@ class Trainer:
         self._updates: Updates | None = None
         self._events: SummaryWriter | None = None
 
-    def _take_folder(self, out: Path, resume: bool) -> None:
-        """Has the run's folder from here on, and the run as it is there."""
+    def _lock_folder(self, out: Path, resume: bool) -> None:
+        """Locks the run's folder, and makes the run there or loads it."""
         if resume:
             Run.open(out, "out").check_resumable(self.config)
         else:
@@ -78,12 +84,12 @@ class Trainer:
             self._lock.release()
             raise
 
-    def _share(self) -> None:
-        """What the first process of the run has read becomes what all have."""
+    def _broadcast_state(self) -> None:
+        """Sends what the first process of the run has read to all."""
         if distributed.count() > 1:
             checkpoint.share(self.model, self.optimizer)
-            self.state = TrainingState(**distributed.firsts(asdict(self.state)))
-            result = distributed.firsts(None if self.result is None else asdict(self.result))
+            self.state = TrainingState(**distributed.from_first(asdict(self.state)))
+            result = distributed.from_first(None if self.result is None else asdict(self.result))
             self.result = None if result is None else Result(**result)
 
     def _create(self, out: Path) -> tuple[Run, TrainingState]:
@@ -92,9 +98,9 @@ class Trainer:
         return run, state
 
     def _open(self, out: Path) -> tuple[Run, TrainingState]:
-        """The run in a folder and where it goes on: after its newest checkpoint; of one at its end the `result` too."""
+        """The run in a folder and the state of its newest checkpoint; sets `result` if the run has ended."""
         run, config = Run.open(out, "out"), self.config
-        if run.is_untouched():  # it was killed before there was anything to go on from
+        if run.is_untouched():  # it was killed before its first checkpoint
             checkpoint.save(run.checkpoints, config, self.model, self.optimizer, TrainingState())
         state = self._load(run)
         result = run.result()
@@ -108,15 +114,15 @@ class Trainer:
         return run, state
 
     def _load(self, run: Run, every: int = 1, before: float = math.inf) -> TrainingState:
-        """Puts the newest checkpoint, of those after a multiple of `every`, in the place of what was computed."""
+        """Loads the newest checkpoint, of those after a multiple of `every` iterations, into model and optimizer."""
         best = run.best if self._keeps_best else None
         return checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every, before)
 
     def begin(self) -> None:
-        """Gets ready for the first iteration."""
+        """Prepares the first iteration."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with self._turn():
+        with self._torch_context():
             self._updates = self._build_updates()
         if distributed.is_first():
             self._events = self._build_events()
@@ -125,24 +131,24 @@ class Trainer:
 
     @property
     def made(self) -> int:
-        """How many updates were made; on a GPU the newest may be under way, and nobody has looked at them yet."""
+        """How many updates were made; on a GPU the newest may be in flight, and their losses unread."""
         return self._made
 
     def is_ready(self) -> bool:
-        """Whether an iteration can be begun without waiting for the device."""
+        """Whether an iteration can start without waiting for the device."""
         assert self._updates is not None
         return self._updates.have_room(self._made)
 
     def look(self, what: Callable[[SequenceModel], T]) -> T:
-        """What a function that changes nothing makes of the model, as the updates made so far have left it."""
-        with self._turn():
+        """The result of a read-only function on the model after the updates made so far."""
+        with self._torch_context():
             return what(self.model)
 
     def advance(self, interrupted: bool = False) -> None:
-        """An iteration and what is due after it; or, where none is to follow, the `ending`."""
+        """Makes an iteration and what is due after it, or sets the `ending` where none is to follow."""
         assert self._updates is not None
         interrupted = distributed.any_of(interrupted or distributed.is_orphan())
-        with self._turn():
+        with self._torch_context():
             if interrupted:
                 self._read(self._updates)
             if self.ending is None and self._ends_off_schedule():
@@ -152,15 +158,15 @@ class Trainer:
                 self._iterate(self._updates)
 
     def finish(self) -> None:
-        """Writes what the run came to, once it has an ending."""
+        """Writes the result of a run that has an ending."""
         assert self.ending is not None
         status, message = self.ending
         state = self.state
         self.progress.end()
-        result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, **provenance(self.device))
+        result = Result(status, message, state.step, state.solved_at, {}, state.elapsed, *provenance(self.device))
         if distributed.count() > 1:
             result = replace(result, device=f"{result.device}, {distributed.count()} processes")
-        with self._turn():
+        with self._torch_context():
             if status != "diverged":
                 self._save()
             if status != "interrupted":
@@ -174,14 +180,14 @@ class Trainer:
         self.result = result
 
     def close(self) -> None:
-        """Gives back what the run held, whether or not it came to its end; of one without an iteration, the folder."""
+        """Releases all that the run holds, whether or not it ended; removes the folder of one without an iteration."""
         try:
             if self._updates is not None:
                 self._updates.close()
                 if self.result is None:
                     self.progress.end()
             if self._events is not None:
-                with contextlib.suppress(OSError):  # what it could not write was told of at its evaluation
+                with contextlib.suppress(OSError):  # its evaluation reported what it could not write
                     self._events.close()
             if self._stream is not None:
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
@@ -192,8 +198,8 @@ class Trainer:
                 self._lock.release()
 
     def _take_best(self, step: int) -> None:
-        """The best weights, those of `step`, become the model's."""
-        distributed.by_first(lambda: checkpoint.load_best(self.run.best, self.config, self.model, step))
+        """Loads the best weights, those of `step`, into the model."""
+        distributed.run_on_first(lambda: checkpoint.load_best(self.run.best, self.config, self.model, step))
         if distributed.count() > 1:
             checkpoint.share(self.model, self.optimizer)
 
@@ -235,14 +241,14 @@ class Trainer:
             self._save()
 
     def _is_time(self) -> bool:
-        """Whether the newest checkpoint is as old as one may be, by a clock that nobody sets."""
+        """Whether `checkpoint_minutes` have passed since the newest checkpoint, by the monotonic clock."""
         minutes = self.config.training.checkpoint_minutes
         return minutes is not None and distributed.any_of(time.monotonic() - self._saved_at >= 60 * minutes)
 
     def _read(self, updates: Updates) -> bool:
-        """Counts the updates made so far; whether all of them count.
+        """Reads the updates made so far; returns whether all of them were finite.
 
-        Otherwise one came to a number that is not finite, and the run has its ending or has gone back.
+        Otherwise the run has its ending or has rolled back.
         """
         before = self.state.step
         trouble = updates.read(self.state)
@@ -258,20 +264,20 @@ class Trainer:
         left = "the weights were left as they were before it"
         if self._keeps_best and self.state.best_at is not None:
             left += f", and the metrics are of the best ones, those of iteration {self.state.best_at}"
-        self.ending = "diverged", f"{trouble}; {left}."
+        self.ending = Ending("diverged", f"{trouble}; {left}.")
         return False
 
     def _roll_back(self, updates: Updates, trouble: str) -> None:
-        """Goes back to the last checkpoint on schedule, and on with half the learning rate.
+        """Goes back to the last checkpoint on schedule and continues with half the learning rate.
 
-        Where there is another one off schedule, which a run that was never interrupted does not have, it goes first: a
-        run that is killed here comes to the same trouble and goes back again.
+        Checkpoints off schedule, which an uninterrupted run does not have, are removed first: a run that is killed here
+        meets the same trouble again and rolls back again.
         """
         before = self.state
-        self._is_new = False  # and is kept, also where it goes back to its beginning
+        self._is_new = False  # its folder is kept, even if it goes back to its beginning
         updates.close()
-        distributed.by_first(self._load_on_schedule)
-        self._share()
+        distributed.run_on_first(self._load_on_schedule)
+        self._broadcast_state()
         self.state.elapsed = before.elapsed
         self.state.rollbacks = before.rollbacks + 1
         self.state.rollbacks_here = before.rollbacks_here + 1
@@ -291,41 +297,43 @@ class Trainer:
         logger.warning(f"{trouble}; the run goes back to iteration {self._made}, and on with {factor}.")
 
     def _load_on_schedule(self) -> None:
-        """The last checkpoint on schedule; from one of this very step the same trouble would follow at any rate."""
+        """Loads the last checkpoint on schedule before this step; from this step the same trouble would follow."""
         self.state = self._load(self.run, self.config.training.checkpoint_every, before=self.state.step)
 
     def _ends_off_schedule(self) -> bool:
-        """Whether the last iteration was made and has an evaluation of its own.
+        """Whether the last iteration was made and needs an evaluation off schedule.
 
-        A longer run has none there and must not see the difference: no checkpoint knows of it, and a run that is
-        resumed here makes it again.
+        A longer run has no evaluation there and must not differ: no checkpoint records it, and a run that is resumed
+        here repeats it.
         """
         training = self.config.training
         return self._made == training.iterations and self._made % training.eval_every != 0
 
     def _find_ending(self, interrupted: bool) -> Ending | None:
-        """Whether no further iteration is to follow, and why."""
+        """Why no further iteration follows; None if one does."""
         headline, training, step = self.config.task.headline, self.config.training, self._made
         if training.stop_at is not None and self.state.solved_at is not None:
             reached = f"{headline.label} {headline.show(training.stop_at)}"
-            return "solved", f"reached {reached} after {step} iterations{self._tell_trouble()}."
+            return Ending("solved", f"reached {reached} after {step} iterations{self._describe_trouble()}.")
         if step >= training.iterations:
-            return "finished", f"finished all {step} iterations{self._tell_trouble()}."
+            return Ending("finished", f"finished all {step} iterations{self._describe_trouble()}.")
         if training.patience is not None and self.state.since_best >= training.patience:
-            return "stopped", f"stopped after {step} iterations{self._tell_trouble()}: {self._tell_best()}."
+            return Ending(
+                "stopped", f"stopped after {step} iterations{self._describe_trouble()}: {self._describe_patience()}."
+            )
         if interrupted:
-            return "interrupted", f"interrupted after {step} iterations{self._tell_trouble()}."
+            return Ending("interrupted", f"interrupted after {step} iterations{self._describe_trouble()}.")
         return None
 
-    def _tell_trouble(self) -> str:
-        """What became of losses and gradients that were not finite, where there were any."""
+    def _describe_trouble(self) -> str:
+        """How many iterations were skipped or rolled back, where any were."""
         if self.state.skipped:
             return f" ({self.state.skipped} skipped)"
         rollbacks = self.state.rollbacks
         return f" ({rollbacks} rollback{'s' if rollbacks > 1 else ''})" if rollbacks else ""
 
-    def _tell_best(self) -> str:
-        """That there was nothing better for a while."""
+    def _describe_patience(self) -> str:
+        """The evaluations without a better one, in words."""
         headline, state = self.config.task.headline, self.state
         evaluations = "1 evaluation" if state.since_best == 1 else f"{state.since_best} evaluations"
         if state.best is None:
@@ -334,7 +342,7 @@ class Trainer:
         return f"no better {headline.label} in {evaluations} since {best}"
 
     def _evaluate(self) -> None:
-        """Evaluates, logs, and notes whether the task is solved and whether these are the best weights so far."""
+        """Evaluates and logs; updates `solved_at` and the best weights so far."""
         task, training, state = self.config.task, self.config.training, self.state
         started = time.perf_counter()
         metrics = evaluate(self.model, task, training, "valid")
@@ -346,18 +354,18 @@ class Trainer:
             checkpoint.save_best(self.run.best, self.config, self.model, state)
             checkpoint.remove_old_best(self.run, state.best_at)
         self._log(finite(metrics))
-        # The end of a run may lie between two evaluations of a longer one, which must not see the difference.
+        # The end of a run may lie between two evaluations of a longer one, which must not differ.
         if state.step % training.eval_every == 0:
             state.start_window()
 
     def _log(self, metrics: dict[str, float | None]) -> None:
-        """Tells everyone of an evaluation."""
+        """Writes an evaluation to metrics.jsonl and TensorBoard, and shows it."""
         if not distributed.is_first():
             return
         assert self._events is not None
         state = self.state
         counted = state.window - state.window_skipped
-        line = {
+        line: LoggedEvaluation = {
             "step": state.step,
             "loss": state.loss_sum / counted if counted else None,
             "metrics": metrics,
@@ -380,7 +388,7 @@ class Trainer:
         return evaluate_fully(self.model, self.config.task, self.config.training, split)
 
     def _save(self) -> None:
-        """Writes a checkpoint, where this step has none; removes the best weights that none needs any more."""
+        """Writes a checkpoint, where this step has none, and removes best weights that no checkpoint needs."""
         if distributed.is_first():
             self.run.check_there()
             if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
@@ -388,8 +396,8 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Torch's random state and current stream are this run's for a while."""
+    def _torch_context(self) -> Iterator[None]:
+        """Sets torch's random state and current stream to this run's."""
         torch.set_rng_state(self._random)
         with torch.cuda.stream(self._stream):  # None changes nothing
             yield
@@ -398,7 +406,7 @@ class Trainer:
 
 @contextmanager
 def torch_settings(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Torch's random state and threads are the runs' own for a while, then the caller's again."""
+    """Sets torch's threads for the runs; restores the caller's threads and random state."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng([device] if device.type == "cuda" else []), _quiet_events():
         torch.set_num_threads(config.threads or threads)
@@ -410,15 +418,15 @@ def torch_settings(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _quiet_events() -> Iterator[None]:
-    """TensorBoard's thread does not print what ends it, as a full disk does: the next evaluation tells of it."""
-    told = threading.excepthook
+    """Silences errors of TensorBoard's thread, such as a full disk: the next evaluation reports them."""
+    previous = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         if type(arguments.thread).__name__ != "_AsyncWriterThread":
-            told(arguments)
+            previous(arguments)
 
     threading.excepthook = hook
     try:
         yield
     finally:
-        threading.excepthook = told
+        threading.excepthook = previous

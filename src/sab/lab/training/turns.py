@@ -1,4 +1,4 @@
-"""Runs that take turns: an iteration of each, and the next of a queue where one has come to its end."""
+"""Runs that take turns, an iteration each; the next of a queue replaces one that has ended."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterator
 from sab.lab.training.trainer import Trainer
 
 PAUSE = 1e-4
-"""Seconds after which one looks again whether a device has room for an iteration."""
+"""Seconds between two looks for a device that is ready for an iteration."""
 
 
 def by_turns(
     queue: Iterator[Trainer | None], together: int, is_over: Callable[[], bool]
 ) -> Iterator[tuple[Trainer, Exception | None]]:
-    """Brings up to `together` trainers of the queue, which have begun, to their end; yields each after its turn.
+    """Trains up to `together` begun trainers of the queue at a time, to their end; yields each after its turn.
 
-    One that has ended has its `result`, and the next of the queue takes its place; so it does where a turn failed,
-    with the error beside the trainer. Once `is_over`, all end as interrupted; to open no further ones is the queue's
-    part. Where it gives None, the next one needs more room than there is, and it is asked again after a turn. A trainer
-    whose device still has enough to do is passed over, so that a slow one keeps no other waiting.
+    A trainer that has ended has its `result`, and the next of the queue replaces it. So it does where a turn failed;
+    the error is yielded with the trainer. Once `is_over`, all end as interrupted, and the queue should open no more.
+    The queue may give None where the next trainer needs more room than there is; it is asked again after a turn. A
+    trainer whose device is still busy is passed over, so that a slow one does not delay the others.
     """
-    going: list[Trainer] = []
+    active: list[Trainer] = []
     while True:
-        while len(going) < together and (trainer := next(queue, None)) is not None:
-            going.append(trainer)
-        if not going:
+        while len(active) < together and (trainer := next(queue, None)) is not None:
+            active.append(trainer)
+        if not active:
             return
-        ready = [trainer for trainer in going if is_over() or trainer.is_ready()]
+        ready = [trainer for trainer in active if is_over() or trainer.is_ready()]
         if not ready:
             time.sleep(PAUSE)
         for trainer in ready:
@@ -39,5 +39,5 @@ def by_turns(
             except Exception as caught:
                 error = caught
             if error is not None or trainer.ending is not None:
-                going.remove(trainer)
+                active.remove(trainer)
             yield trainer, error

@@ -1,9 +1,9 @@
 """Updates of a model's weights: batch, forward, backward, clip, Adam.
 
-On the CPU each one is looked at before the next. On a GPU to look is to wait, so there nothing is looked at until
-somebody asks: losses and gradient norms gather on the device, and so does the knowledge that one was not finite, which
-keeps Adam from that update and, unless it is to be skipped, from every one from there on. Either way a run that breaks
-has the weights from before it did.
+On the CPU the loss of each update is read before the next one. On a GPU reading waits for the device, so losses and
+gradient norms are collected there and read at most ten times a second. A flag on the device records that a number was
+not finite: it keeps Adam from that update and, unless such updates are skipped, from all later ones. Either way a run
+that diverges keeps the weights from before it did.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,32 +25,32 @@ from sab.lab.training.graph import Capture, Graphs
 from sab.lab.training.run import RunConfig
 
 SECONDS_UNREAD = 0.1
-"""How long a GPU goes on before somebody looks at what it did."""
+"""How many seconds may pass between two readings of a GPU's losses."""
 MOST_UNREAD = 1024
-"""How many updates it makes in that time at most."""
+"""How many updates there are at most between two readings."""
 MOST_UNREAD_TOGETHER = 16
 """The same where several processes make a run."""
-MOST_ON_THEIR_WAY = 8
-"""How many updates the host may be ahead of the device, which has to be able to stop."""
+MOST_IN_FLIGHT = 8
+"""How many updates the host may be ahead of the device, so that it can stop soon."""
 MEMORY_PARAMETERS = ("attn_", "incorporate_")
-"""How the names of a layer's parameters begin that belong to its memory and not to its cell."""
+"""Prefixes of the names of a layer's parameters that belong to its memory, not to its cell."""
 MOST_SKIPPED = 100
-"""How many iterations in a row may have a loss or gradient that is not finite where such are skipped."""
+"""How many iterations in a row may be skipped because their loss or gradient is not finite."""
 
 
 class Updates(ABC):
-    """Makes one update after the other, and tells about them when it is asked to."""
+    """Makes updates one after the other, and reports their losses when asked."""
 
     def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
         self._config, self._model, self._optimizer = config, model, optimizer
         self._lr_factor = state.lr_factor
         self._most_broken = MOST_SKIPPED if config.training.on_nan == "skip" else 1
         self.loss = math.nan
-        """The loss of the last update that was read."""
+        """The loss of the last update read."""
 
     @abstractmethod
     def make(self, step: int) -> None:
-        """The update number `step`, from 0."""
+        """Makes update number `step`, from 0."""
 
     def have_room(self, step: int) -> bool:
         """Whether `make(step)` would not have to wait for the device."""
@@ -58,27 +58,27 @@ class Updates(ABC):
 
     @abstractmethod
     def wants_reading(self) -> bool:
-        """Whether it is time to read, although nobody needs the numbers."""
+        """Whether it is time to read, even if nothing needs the numbers now."""
 
     @abstractmethod
     def read(self, state: TrainingState) -> str | None:
-        """Counts the updates since the last reading in `state`; tells which number was not finite, if one was.
+        """Counts the updates since the last reading in `state`; returns which number was not finite, if one was.
 
-        No update counts, or was made, from there on. One that was skipped is counted as such and not told of.
+        No update from that one on counts or was made. Skipped updates are counted as skipped and not returned.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Gives back what is held outside of Python's memory."""
+        """Frees what is held outside of Python's memory."""
 
     def _descend(self, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The loss, and the norm of the gradient that the parameters then have, clipped."""
-        kept = None if kept is None else distributed.rows_of(kept)
-        inputs, targets, fraction = distributed.part_of(inputs, targets)
+        """Computes the clipped gradient; returns the loss and the gradient's norm before clipping."""
+        kept = None if kept is None else distributed.own_rows_of(kept)
+        inputs, targets, fraction = distributed.slice_of_batch(inputs, targets)
         loss = self._config.task.loss(predict(self._model, inputs, self._config.training, kept), targets)
         loss = loss if fraction == 1 else fraction * loss
         self._optimizer.zero_grad()
         loss.backward()
-        loss = distributed.add_up((parameter.grad for parameter in self._model.parameters()), loss.detach())
+        loss = distributed.sum_gradients((parameter.grad for parameter in self._model.parameters()), loss.detach())
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.training.clip or math.inf)
         return loss, norm
 
@@ -99,12 +99,20 @@ class Updates(ABC):
         return f"the {broken} of iteration {state.step + 1} is {numbers[broken]}{in_a_row}"
 
 
+class _Made(NamedTuple):
+    """An update that was made."""
+
+    seconds: float
+    loss: float
+    grad_norm: float
+
+
 class HostUpdates(Updates):
     """Updates on the CPU."""
 
     def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
         super().__init__(config, model, optimizer, state)
-        self._unread: tuple[float, float, float] | None = None
+        self._unread: _Made | None = None
 
     def make(self, step: int) -> None:
         training = self._config.training
@@ -115,7 +123,7 @@ class HostUpdates(Updates):
             for group in self._optimizer.param_groups:
                 group["lr"] = group["share"] * self._rate_at(step)
             self._optimizer.step()
-        self._unread = time.perf_counter() - started, loss, norm
+        self._unread = _Made(time.perf_counter() - started, loss, norm)
 
     def wants_reading(self) -> bool:
         return True
@@ -126,7 +134,7 @@ class HostUpdates(Updates):
 
 
 class DeviceUpdates(Updates):
-    """Updates on a GPU, on a stream of their own, of which the host never waits for a single one.
+    """Updates on a GPU, on their own stream, without waiting for any single one.
 
     `capture` makes them CUDA graphs; None runs them kernel by kernel, with the same result.
     """
@@ -147,12 +155,13 @@ class DeviceUpdates(Updates):
         self._rate_set: float | None = None
         self._found = torch.zeros(MOST_UNREAD, 2, dtype=torch.float64, device=self._device)
         self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
-        # As gradient scaling has it: Adam leaves everything as it is while this is 1.
+        # As with gradient scaling: Adam changes nothing while this is 1.
         self._broken = optimizer.found_inf = torch.zeros((), device=self._device)  # pyright: ignore[reportAttributeAccessIssue]
         self._broken_in_a_row = torch.tensor(state.skipped_in_a_row, device=self._device)
         self._is_over = torch.zeros((), dtype=torch.bool, device=self._device)
-        self._update = Graphs(self._eagerly, self._device, capture) if capture is not None else self._eagerly
-        self._on_their_way = [torch.cuda.Event(blocking=True) for _ in range(MOST_ON_THEIR_WAY if stream else 0)]
+        eager = self._update_eagerly
+        self._update = eager if capture is None else Graphs(eager, self._device, capture)
+        self._in_flight = [torch.cuda.Event(blocking=True) for _ in range(MOST_IN_FLIGHT if stream else 0)]
         self._unread = 0
         self._since = 0.0
 
@@ -168,16 +177,18 @@ class DeviceUpdates(Updates):
         if self._stream is None:
             self._update(*batch)
         else:
-            event = self._on_their_way[step % MOST_ON_THEIR_WAY]
+            event = self._in_flight[step % MOST_IN_FLIGHT]
             event.synchronize()
-            self._update(*(tensor.pin_memory() for tensor in batch))  # a copy from elsewhere waits for the device
+            self._update(
+                *(tensor.pin_memory() for tensor in batch)
+            )  # a copy from memory that is not pinned waits for the device
             event.record(self._stream)
         self._unread += 1
 
     def have_room(self, step: int) -> bool:
-        return self._stream is None or self._on_their_way[step % MOST_ON_THEIR_WAY].query()
+        return self._stream is None or self._in_flight[step % MOST_IN_FLIGHT].query()
 
-    def _eagerly(self, *sent: Tensor) -> None:
+    def _update_eagerly(self, *sent: Tensor) -> None:
         """One update, in which nothing waits for the device."""
         there = tuple(tensor.to(self._device, non_blocking=True) for tensor in sent)
         kept = None
@@ -194,7 +205,7 @@ class DeviceUpdates(Updates):
         self._optimizer.step()
 
     def wants_reading(self) -> bool:
-        if distributed.count() > 1:  # all look at the same time, since who finds trouble makes no further update
+        if distributed.count() > 1:  # all read at the same time, since one that finds trouble makes no further update
             return self._unread == MOST_UNREAD_TOGETHER
         return self._unread == MOST_UNREAD or time.perf_counter() - self._since > SECONDS_UNREAD
 
@@ -220,14 +231,14 @@ class DeviceUpdates(Updates):
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
-    """Adam, as `HostUpdates` or, on a GPU, `DeviceUpdates` want it."""
+    """Adam for `HostUpdates` or, on a GPU, for `DeviceUpdates`."""
     if device.type == "cpu":
         return torch.optim.Adam(_parameter_groups(config, model), lr=config.lr, **_decay(config))
     return build_capturable_optimizer(config, model, device)
 
 
 def build_capturable_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
-    """Adam in one kernel for each group, with all it depends on there, so that it can be part of a CUDA graph."""
+    """Adam in one kernel per group, with its state on the device, so that it can be part of a CUDA graph."""
     groups = _parameter_groups(config, model)
     for group in groups:
         group["lr"] = torch.tensor(group["share"] * config.lr, dtype=torch.float32, device=device)
@@ -241,9 +252,9 @@ def _decay(config: TrainConfig) -> dict[str, Any]:
 
 
 def _parameter_groups(config: TrainConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters by the share of the learning rate that they have: one group unless the memory has its own."""
+    """The parameters grouped by their share of the learning rate: one group unless the memory has its own rate."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        is_memorys = name.rpartition(".")[2].startswith(MEMORY_PARAMETERS)
-        groups.setdefault(config.memory_lr if is_memorys else 1.0, []).append(parameter)
+        is_memory = name.rpartition(".")[2].startswith(MEMORY_PARAMETERS)
+        groups.setdefault(config.memory_lr if is_memory else 1.0, []).append(parameter)
     return [{"params": parameters, "share": share} for share, parameters in groups.items()]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.report.page import explorer, live
 from sab.lab.tasks import Copying
@@ -16,7 +17,7 @@ from sab.lab.training import Run, TrainConfig, train
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("runs") / "one"
     training = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1)
-    train(Copying(length=3), ModelConfig(hidden_size=6, k_top=3, k_trunc=4), training, path)
+    train(Copying(length=3), ModelConfig(hidden_size=6, memory=SABConfig(k_top=3, k_trunc=4)), training, path)
     return Run.open(path)
 
 
@@ -25,7 +26,7 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One without a memory."""
     path = tmp_path_factory.mktemp("runs") / "other"
     training = TrainConfig(iterations=2, batch_size=3, eval_every=2, eval_batches=1)
-    train(Copying(length=3), ModelConfig(hidden_size=6, method="tbptt", k_trunc=4), training, path)
+    train(Copying(length=3), ModelConfig(hidden_size=6, method="tbptt", memory=SABConfig(k_trunc=4)), training, path)
     return Run.open(Path(path))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sab
+from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.lab.models import ModelConfig
 from sab.lab.report.page import document, explorer
@@ -146,7 +147,7 @@ def test_moments_come_in_order_and_do_not_become_too_many(trained: Run) -> None:
 def with_moments(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("runs") / "several"
     training = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1, moments_every=1)
-    train(Copying(length=3), ModelConfig(hidden_size=6, k_top=3, k_trunc=4), training, path)
+    train(Copying(length=3), ModelConfig(hidden_size=6, memory=SABConfig(k_top=3, k_trunc=4)), training, path)
     return Run.open(path)
 
 
@@ -166,7 +167,9 @@ def test_a_run_that_keeps_moments_has_all_of_them_traced(with_moments: Run) -> N
 def test_the_best_weights_are_told_among_the_moments(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 3, "eval_every": 1, "eval_batches": 1, "moments_every": 1, "keep": "best"}
     training = TrainConfig(iterations=4, lr=1.0, **options)
-    train(Copying(length=3), ModelConfig(hidden_size=6, k_top=3, k_trunc=4), training, tmp_path / "run")
+    train(
+        Copying(length=3), ModelConfig(hidden_size=6, memory=SABConfig(k_top=3, k_trunc=4)), training, tmp_path / "run"
+    )
     run = Run.open(tmp_path / "run")
     result = run.result()
     assert result is not None

@@ -75,7 +75,7 @@ def test_what_is_new_is_served(port: int, watched: Run) -> None:
     _, headers, before = get(port, "/part")
     assert get(port, "/part", If_None_Match=headers["ETag"])[0] == 304
     line = json.loads((watched.path / "metrics.jsonl").read_text().splitlines()[-1])
-    watched.log({**line, "step": 6})
+    watched.log(line | {"step": 6})
     status, _, after = get(port, "/part", If_None_Match=headers["ETag"])
     assert status == 200
     (figure,) = data_of(after)["figures"].values()

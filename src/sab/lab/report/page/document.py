@@ -221,7 +221,7 @@ def _add_runs(made: Parts, runs: Mapping[str, Run]) -> None:
 def _run_line(name: str, run: Run) -> list[str]:
     """A run in the table of runs."""
     config, result, evaluations = run.config, run.result(), run.evaluations()
-    headline, memory = config.task.headline, config.model.memory()
+    headline, memory = config.task.headline, config.model.layer_config()
     row = row_of(run)
     valid = evaluations[-1]["metrics"] if evaluations and result is None else {} if result is None else result.valid
     made = evaluations[-1]["step"] if evaluations else 0

@@ -88,7 +88,7 @@ def of_run(
     inputs, targets = task.batch(config.seed, 0, config.batch_size, "valid", dtype=config.dtype)
     scene = scene_of(task, inputs, targets)
     iteration = newest_iteration(run) if best_at is None else best_at
-    most = min(MOST_MOMENTS, room // (scene.steps * max(run.config.model.memory().k_top, 1)))
+    most = min(MOST_MOMENTS, room // (scene.steps * max(run.config.model.layer_config().k_top, 1)))
     others = _thinned([step for step in moments(run.moments) if step != iteration], max(most - 1, 0))
     new = [step for step in others if step not in {moment.iteration for moment in known}]
     made: list[Moment] = []
@@ -105,7 +105,7 @@ def of_run(
                 look(load_moment(run, CPU, step), step, traced_steps // (2 * len(others)))
             except UserError as mistake:
                 damaged += f" {mistake}"
-    explored = Explorer(name, "", task, scene, run.config.model.k_att, tuple(made))
+    explored = Explorer(name, "", task, scene, run.config.model.memory.k_att, tuple(made))
     explored = explored.with_earlier([*_noted_of_run(run), *known])
     told = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
     count = len(explored.moments)
@@ -152,7 +152,7 @@ def _noted_of_run(run: Run) -> list[Moment]:
 
 def unknown(name: str, run: Run, reason: str) -> Explorer:
     """A run of which there is nothing to explore yet, and why."""
-    return Explorer(name, reason, run.config.task, unknown_scene(run.config.task), run.config.model.k_att, ())
+    return Explorer(name, reason, run.config.task, unknown_scene(run.config.task), run.config.model.memory.k_att, ())
 
 
 def newest_iteration(run: Run) -> int:
@@ -175,7 +175,8 @@ def _one_thread() -> Iterator[None]:
 def _moment(model: SequenceModel, config: RunConfig, inputs: Tensor, answers: Sequence[int], iteration: int) -> Moment:
     task = config.task
     traces = {step: trace(model, inputs, step, max_paths=MOST_PATHS) for step in answers}
-    attention = _mean_weights(model, config) if config.model.memory().k_top and task.steps > config.model.k_att else []
+    memory = config.model.layer_config()
+    attention = _mean_weights(model, config) if memory.k_top and task.steps > memory.k_att else []
     with torch.no_grad():
         outputs, _ = model(inputs)
     return Moment(

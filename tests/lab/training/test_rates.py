@@ -1,4 +1,4 @@
-"""The memory's own learning rate, a share of that of the cell and the readout."""
+"""What an update does to each parameter: Adam's step at its own learning rate, and weight decay."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Copying
 from sab.lab.training import Result, RunConfig, TrainConfig, trainer
@@ -28,20 +29,12 @@ from tests.lab.training.runs import PressCtrlC, contents, newest
 
 CPU = torch.device("cpu")
 READOUT = {"readout.weight", "readout.bias", "readout_attention.weight"}
-
-
-def on_host(config: RunConfig, model: nn.Module, state: TrainingState) -> Updates:
-    return HostUpdates(config, model, build_optimizer(config.training, model, CPU), state)
-
-
-def as_on_a_gpu(config: RunConfig, model: nn.Module, state: TrainingState) -> Updates:
-    optimizer = build_capturable_optimizer(config.training, model, CPU)
-    return DeviceUpdates(config, model, optimizer, state, None, None)
+both_optimizers = pytest.mark.parametrize("build", [build_optimizer, build_capturable_optimizer])
 
 
 def with_memory(scorer: str = "mlp", **training: Any) -> RunConfig:
-    model = ModelConfig(hidden_size=6, num_layers=2, k_top=2, k_trunc=4, scorer=scorer, incorporate="concat")
-    model = replace(model, readout="hidden+weights", max_microstates=5)
+    memory = SABConfig(k_top=2, k_trunc=4, scorer=scorer, incorporate="concat", max_microstates=5)
+    model = ModelConfig(hidden_size=6, num_layers=2, readout="hidden+weights", memory=memory)
     return RunConfig(Copying(length=2), model, TrainConfig(iterations=10, batch_size=3, **training))
 
 
@@ -50,11 +43,7 @@ def names_of(model: nn.Module, group: dict[str, Any]) -> list[str]:
     return [names[parameter] for parameter in group["params"]]
 
 
-def copies(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("build", [build_optimizer, build_capturable_optimizer])
+@both_optimizers
 @pytest.mark.parametrize("scorer", list(SCORERS))
 def test_the_memorys_parameters_are_those_that_a_baseline_lacks(scorer: str, build: Callable[..., Any]) -> None:
     config = with_memory(scorer, memory_lr=0.25, lr=0.5)
@@ -67,7 +56,7 @@ def test_the_memorys_parameters_are_those_that_a_baseline_lacks(scorer: str, bui
     assert {"layers.incorporate_weight_l0", "layers.incorporate_bias_l1"} < set(names_of(model, memorys))
 
 
-@pytest.mark.parametrize("build", [build_optimizer, build_capturable_optimizer])
+@both_optimizers
 @pytest.mark.parametrize(("method", "share"), [("sab", 1.0), ("bptt", 0.25)])
 def test_one_rate_is_one_group_in_the_models_order(method: Any, share: float, build: Callable[..., Any]) -> None:
     config = with_memory(memory_lr=share)
@@ -76,40 +65,50 @@ def test_one_rate_is_one_group_in_the_models_order(method: Any, share: float, bu
     assert names_of(model, group) == [name for name, _ in model.named_parameters()]
 
 
-@pytest.mark.parametrize("updates_of", [on_host, as_on_a_gpu])
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_an_element_moves_by_the_rate_of_its_parameter(
-    monkeypatch: pytest.MonkeyPatch, updates_of: Callable[..., Updates], factor: float
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("gradient", "decay", "factor"), [(1.0, 0.0, 1.0), (1.0, 0.0, 0.5), (0.0, 0.1, 1.0)])
+def test_an_update_moves_each_parameter_by_its_rate_and_decay(
+    monkeypatch: pytest.MonkeyPatch, on_device: bool, gradient: float, decay: float, factor: float
 ) -> None:
-    """Where every gradient is 1 so are both of Adam's corrected moments, and it moves all by its rate."""
+    """Where every gradient is 1 so are Adam's corrected moments, and it moves all by its rate; where it is 0, none."""
 
     def descend(self: Updates, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         for parameter in self._model.parameters():
-            parameter.grad = torch.ones_like(parameter)
+            parameter.grad = torch.full_like(parameter, gradient)
         return torch.tensor(1.0), torch.tensor(1.0)
 
     monkeypatch.setattr(Updates, "_descend", descend)
-    config = with_memory(memory_lr=0.25, lr=0.01, lr_decay=0.0, precision="float64")
-    model = config.build_model(CPU)
-    updates = updates_of(config, model, TrainingState(lr_factor=factor))
+    config = with_memory(memory_lr=0.25, lr=0.01, lr_decay=0.0, weight_decay=decay, precision="float64")
+    model, state = config.build_model(CPU), TrainingState(lr_factor=factor)
+    if on_device:
+        adam = build_capturable_optimizer(config.training, model, CPU)
+        updates = DeviceUpdates(config, model, adam, state, None, None)
+    else:
+        updates = HostUpdates(config, model, build_optimizer(config.training, model, CPU), state)
     for step in (0, 5):
-        before = copies(model)
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         updates.make(step)
-        rate = 0.01 * factor * (1 - 0.98 * step / 10)
         for name, parameter in model.named_parameters():
             share = 0.25 if name.startswith(("layers.attn_", "layers.incorporate_")) else 1.0
-            expected = torch.full_like(parameter, share * rate)
-            torch.testing.assert_close(before[name] - parameter, expected, rtol=1e-6, atol=0, msg=name)
+            rate = share * 0.01 * factor * (1 - 0.98 * step / 10)
+            expected = before[name] * (1 - decay * rate) - gradient * rate
+            torch.testing.assert_close(parameter, expected, rtol=1e-9, atol=1e-9, msg=name)
     updates.close()
 
 
-def test_by_default_training_is_plain_adam(tmp_path: Path, config: RunConfig, run_training: Any) -> None:
-    run_training(tmp_path / "run", lr_decay=0.5)
-    task, training = config.task, replace(config.training, lr_decay=0.5)
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(torch.optim.Adam, {"lr_decay": 0.5}), (torch.optim.AdamW, {"weight_decay": 0.2, "lr": 0.05})],
+)
+def test_training_is_that_of_plain_adam_or_adamw(
+    tmp_path: Path, config: RunConfig, run_training: Any, optimizer: Any, options: dict[str, float]
+) -> None:
+    run_training(tmp_path / "run", **options)
+    task, training = config.task, replace(config.training, **options)
     with torch.random.fork_rng([]):
         torch.manual_seed(training.seed)
         model = config.build_model(CPU)
-    adam = torch.optim.Adam(model.parameters(), lr=training.lr)
+    adam = optimizer(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
     for step in range(training.iterations):
         inputs, targets = task.batch(training.seed, step, training.batch_size)
         adam.param_groups[0]["lr"] = training.lr_at(step)
@@ -122,13 +121,6 @@ def test_by_default_training_is_plain_adam(tmp_path: Path, config: RunConfig, ru
     assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_another_share_is_another_run(tmp_path: Path, run_training: Callable[..., Result]) -> None:
-    for share in (1.0, 0.25):
-        run_training(tmp_path / f"{share}", memory_lr=share)
-    one, other = (load_file(newest(tmp_path / f"{share}") / "model.safetensors") for share in (1.0, 0.25))
-    assert all(not torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
 def reversed_groups(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
     adam = build_optimizer(config, model, device)
     assert len(adam.param_groups) == 2
@@ -138,14 +130,13 @@ def reversed_groups(config: TrainConfig, model: nn.Module, device: torch.device)
     return adam
 
 
-@pytest.mark.parametrize("resumed_with", [build_optimizer, reversed_groups])
-def test_interrupted_and_resumed(
-    tmp_path: Path, run_training: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, resumed_with: Any
+def test_a_run_resumes_whatever_the_order_of_the_groups(
+    tmp_path: Path, run_training: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints know Adam's state by the parameter's name, so its order does not matter."""
+    """Checkpoints store Adam's state by the parameter's name, so its order does not matter."""
     options = {"memory_lr": 0.25, "lr_decay": 0.5}
     run_training(tmp_path / "whole", **options)
     assert run_training(tmp_path / "pieces", progress=PressCtrlC(5), **options).status == "interrupted"
-    monkeypatch.setattr(trainer, "build_optimizer", resumed_with)
+    monkeypatch.setattr(trainer, "build_optimizer", reversed_groups)
     assert run_training(tmp_path / "pieces", resume=True, **options).status == "finished"
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
