@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,18 @@ def test_another_source_is_another_library(fresh: Path, monkeypatch: pytest.Monk
     changed = tmp_path / "changed.cpp"
     changed.write_text(loader.SOURCE.read_text() + "// changed\n")
     monkeypatch.setattr(loader, "SOURCE", changed)
+    assert loader._fingerprint(compiler) != before
+
+
+@needs_library
+def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = loader.compiler()
+    assert compiler is not None
+    before = loader._fingerprint(compiler)
+    monkeypatch.setenv("SAB_CPU_ARCH", "i386")
+    flags = runpy.run_path(loader.__file__)["FLAGS"]
+    assert "-march=i386" in flags
+    monkeypatch.setattr(loader, "FLAGS", flags)
     assert loader._fingerprint(compiler) != before
 
 
