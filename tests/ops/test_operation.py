@@ -273,11 +273,11 @@ def test_it_compiles_with_lengths() -> None:
 
 @needs_library
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
-def test_it_compiles_with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_compiles_with_inductor() -> None:
     """Without Inductor's cache: it may hold code for an instruction set that ATEN_CPU_CAPABILITY has switched off."""
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
-    twins = Compiled("lstm", "inductor", k_top=3)
-    twins.check(initial(twins.layer))
+    with torch.compiler.config.patch(force_disable_caches=True):  # pyright: ignore[reportAttributeAccessIssue]
+        twins = Compiled("lstm", "inductor", k_top=3)
+        twins.check(initial(twins.layer))
 
 
 @pytest.mark.parametrize("backend", FAST)
