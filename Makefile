@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test lint format bench performance results fuzz test-faults docs pictures clean
+.PHONY: setup demo test test-arithmetic lint format bench performance results fuzz test-faults docs pictures clean
 
 setup: $(READY)
 
@@ -25,6 +25,18 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
 	! $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 		SAB_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
+
+# The tests of numbers a second time in another arithmetic and in another order: older instruction sets for PyTorch, MKL
+# and oneDNN, and the CPU backend compiled for plain x86-64. Triton's interpreter, which is slow, computes with numpy.
+ARITHMETIC := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2
+ifeq ($(shell uname -m),x86_64)
+ARITHMETIC += SAB_CPU_ARCH=x86-64
+endif
+NUMERIC := $(filter-out tests/ops/test_triton_%,$(wildcard tests/ops/test_*.py)) tests/parts $(wildcard tests/test_layers*.py) \
+	tests/test_state.py tests/test_tracing.py tests/lab/test_models.py tests/lab/test_claim.py tests/lab/tasks tests/lab/training
+
+test-arithmetic: $(READY)
+	$(ARITHMETIC) $(BIN)/python -m pytest -n 2 --shuffle 1 $(NUMERIC)
 
 lint: $(READY)
 	$(BIN)/ruff check .

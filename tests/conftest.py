@@ -1,4 +1,4 @@
-"""What every test shares: one thread, seeded hypothesis, and no GPU but for the tests that are about it.
+"""What every test shares: few threads, seeded hypothesis, and no GPU but for the tests that are about it.
 
 Without it, `auto` means the CPU and Triton's interpreter runs the kernels, on every machine as on that of the CI.
 """
@@ -6,6 +6,7 @@ Without it, `auto` means the CPU and Triton's interpreter runs the kernels, on e
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("SAB_TEST_THREADS", "1")))  # one on every machine, unless it is asked for
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("SAB_TEST_GPU") != "1":
@@ -33,7 +34,19 @@ settings.register_profile("search", settings.get_profile("ci"), derandomize=Fals
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run the files, and the tests in each, in a random order"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        order = random.Random(seed)
+        files = {path: order.random() for path in sorted({item.path for item in items})}
+        order.shuffle(items)
+        items.sort(key=lambda item: files[item.path])
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:

@@ -450,7 +450,7 @@ def test_no_grad_and_inference_mode() -> None:
             output, state = layer(x)
             again, _ = layer(x, state)
         assert not output.requires_grad
-        assert torch.equal(output, expected)
+        assert_close(output, expected)
         assert not again.requires_grad
 
 

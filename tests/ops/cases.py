@@ -64,7 +64,10 @@ def randn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_close(actual: Tensor, expected: Tensor, what: str = "", tolerance: float = 1e-10) -> None:
+def assert_close(actual: Tensor, expected: Tensor, what: str = "", tolerance: float | None = None) -> None:
+    """Compare to within rounding of the type, or within `tolerance`; whole numbers must be equal."""
+    if tolerance is None:
+        tolerance = 1e-5 if actual.dtype == torch.float32 else 1e-10
     torch.testing.assert_close(
         actual, expected, rtol=tolerance, atol=tolerance, msg=lambda message: f"{what}: {message}"
     )

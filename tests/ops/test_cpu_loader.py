@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,18 @@ def test_another_source_is_another_library(name: str, sources: Path) -> None:
     compiler = loader.compiler() or "c++"
     before = loader._fingerprint(compiler)
     (sources / name).write_text((sources / name).read_text() + "// changed\n")
+    assert loader._fingerprint(compiler) != before
+
+
+@needs_library
+def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = loader.compiler()
+    assert compiler is not None
+    before = loader._fingerprint(compiler)
+    monkeypatch.setenv("SAB_CPU_ARCH", "i386")
+    flags = runpy.run_path(loader.__file__)["FLAGS"]
+    assert "-march=i386" in flags
+    monkeypatch.setattr(loader, "FLAGS", flags)
     assert loader._fingerprint(compiler) != before
 
 

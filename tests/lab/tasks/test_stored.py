@@ -125,7 +125,7 @@ def test_mnist_is_pixels_from_0_to_1_in_scan_lines() -> None:
     pixels, digits = formats.read_idx(images), formats.read_idx(labels)
     inputs, targets = next(task.whole("train", 40, CPU, torch.float64))
     assert inputs.shape == (784, 40, 1)
-    assert np.array_equal(inputs[:, 7, 0].numpy() * 255, pixels[7].flatten().astype(float))
+    np.testing.assert_allclose(inputs[:, 7, 0].numpy() * 255, pixels[7].flatten(), rtol=1e-12)
     assert targets.tolist() == digits[:40].tolist()
     inputs, targets = next(task.whole("valid", 40, CPU, FLOAT))
     assert targets.tolist() == digits[40:].tolist()

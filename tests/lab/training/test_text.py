@@ -182,7 +182,10 @@ def test_the_likeliest_text_is_the_one_of_the_model_in_one_piece() -> None:
         whole = SHORT.encode("the cat" + text, "prompt").long()
         with torch.no_grad():
             outputs, _ = model(whole[:-1].unsqueeze(1))
-        assert torch.equal(outputs[6:, 0].argmax(-1), whole[7:])
+        (likeliest, second), (expected, _) = (part.unbind(-1) for part in outputs[6:, 0].topk(2))
+        certain = likeliest - second > 1e-4  # pieces add in another order
+        assert certain.float().mean() > 0.9
+        assert torch.equal(whole[7:][certain], expected[certain])
 
 
 @pytest.mark.parametrize("scorer", ["mlp", "affine"])

@@ -1,6 +1,8 @@
 """The compiled half of the CPU backend: built once for each machine, by its own compiler, and cached.
 
 Without a compiler, or with `SAB_NATIVE=0`, there is no library and the reference backend does the work.
+`SAB_CPU_ARCH` in the environment names another processor to compile for, in the words of the compiler's `-march`
+(`x86-64`, `x86-64-v3`); the default is `native`, the processor of this machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ logger = logging.getLogger("sab")
 
 FOLDER = Path(__file__).parent
 """Where the source is: loop.cpp and the headers that it includes."""
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
+ARCHITECTURE = os.environ.get("SAB_CPU_ARCH") or "native"
+FLAGS = ["-std=c++17", "-O3", f"-march={ARCHITECTURE}", "-fno-math-errno", "-fno-trapping-math"]
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
 THREADING = ("-fopenmp", "-fopenmp-simd")
