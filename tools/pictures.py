@@ -12,11 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from sab import Trace, trace
-from sab.lab.report.drawing import COLOURS, GREY
 from sab.lab.report.figures import save
 from sab.lab.tasks.copying import BLANK, DIGITS, MARKER, Copying
 from sab.lab.training import Run
 from sab.lab.training.checkpoint import load_model
+from sab.plot.drawing import COLOURS, GREY
 
 READ, ALONG, CUT, FAINT = COLOURS[0], COLOURS[2], COLOURS[1], "0.85"
 DOT = 5.5

@@ -104,7 +104,7 @@ ENDLESS = ("live", "serve", "watch")
 CHEAP: dict[str, Sequence[Sequence[str]]] = {
     "demo": [["--seed", "x"], ["--seed", "-1"], ["extra"]],
     "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"], ["--compiled-steps", "0"]],
-    "reproduce": [["--list"], ["--status"], ["--report"]],
+    "reproduce": [["--list"], ["--status"]],
     "doctor": [["extra"], ["--nothing"]],
     "report": [["missing"], ["file"], ["--nothing"]],
 }
@@ -232,7 +232,7 @@ def _other_line(random: Random) -> list[str]:
             words += _positional(random, option)
         elif option == "source":
             words += ["--from", random.choice(PATHS)]  # without it there would be a network
-        elif random.random() < 0.25 and option not in ("show_list", "status", "report", "on", "address"):
+        elif random.random() < 0.25 and option not in ("show_list", "status", "on", "address"):
             words += _option(random, "characters" if (name, option) == ("sample", "length") else option, kind)
     return [*words, *random.choice(CHEAP.get(name, [[]]))]
 

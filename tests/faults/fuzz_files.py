@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 
 from sab.lab.data import DATASETS, formats, store
-from sab.lab.experiments import calls, records, reproduce
+from sab.lab.experiments import records, reproduce
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
 from sab.lab.report import datasets, performance, results
@@ -35,6 +35,8 @@ from sab.lab.training.progress import show_headline, show_seconds
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json, mutated_value
 from tests.lab import tiny
 from tests.lab.report.made_up import record as made_up_record
+from tools.performance import page_part as bench_page_part
+from tools.results import page_part
 
 Attempt = Callable[[Random], None]
 BOMB = bytes(3_000_000)
@@ -239,23 +241,9 @@ def results_jsonl(folder: Path) -> Attempt:
         path.write_bytes(_mutated_lines(random, good))
         by_row = results.load(folder)
         if random.random() < 0.2:  # it takes long
-            results.page_part(by_row, "images").encode()
+            page_part(by_row).encode()
         else:
-            datasets.table([row], by_row).encode()
-
-    return attempt
-
-
-def calls_jsonl(folder: Path) -> Attempt:
-    """What calls took, as the report gets it."""
-    good = list(map(json.loads, calls.path_in(Path(__file__).parents[2] / "results").read_text().splitlines()))
-    by_row = {row.id: [made_up_record(row.id)] for row in ROWS.values() if row.is_papers}
-    path = calls.path_in(folder)
-
-    def attempt(random: Random) -> None:
-        path.write_bytes(_mutated_lines(random, good[:3]))
-        read = calls.load(folder)
-        "".join(results.total_time(by_row, read)).encode()
+            json.dumps(datasets.table_cells([row], by_row)).encode()
 
     return attempt
 
@@ -289,7 +277,7 @@ def bench_jsonl(folder: Path) -> Attempt:
 
     def attempt(random: Random) -> None:
         path.write_bytes(_mutated_lines(random, good))
-        performance.page_part(performance.load([path]), "images").encode()
+        bench_page_part(performance.load([path])).encode()
 
     return attempt
 
@@ -459,7 +447,6 @@ TARGETS: dict[str, Callable[[Path], Attempt]] = {
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,
     "results/*.jsonl": results_jsonl,
-    "results/calls.jsonl": calls_jsonl,
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from sab.errors import UserError, UserValueError, check_float, check_int
 from sab.lab import data
-from sab.lab.experiments import calls, records
+from sab.lab.experiments import records
 from sab.lab.experiments.progress import Board
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import Row
@@ -38,7 +38,7 @@ from sab.lab.training.evaluation import mean_attention
 from sab.lab.training.interrupt import Interrupt
 from sab.lab.training.loop import check_seeds
 from sab.lab.training.progress import show_headline, show_seconds
-from sab.lab.training.run import finite, provenance
+from sab.lab.training.run import finite
 from sab.lab.training.trainer import Trainer, torch_settings
 from sab.lab.training.turns import by_turns
 
@@ -137,10 +137,6 @@ class Outcome:
 
     recorded: list[Record] = field(default_factory=list)
     """The records that it wrote."""
-    ended: list[str] = field(default_factory=list)
-    """The labels of the runs that it brought to their end."""
-    resumed: int = 0
-    """How many of its runs began with a checkpoint."""
     failed: dict[str, str] = field(default_factory=dict)
     """Why a run could not go on, in a sentence, by its label; why none on a data set could, by the data set's name."""
     left: list[Job] = field(default_factory=list)
@@ -199,11 +195,9 @@ def reproduce(
     with them. A run that diverges has a record that says so; one that fails leaves the others to go on, and so do
     those whose data are not there. It is a mistake where that is so of all.
     """
-    began = time.perf_counter()
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
     plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
-    calls.load(results)  # a file that cannot be added to shows here, and not after the training
     make_folders(out, results)
     with (
         torch_settings(plan.jobs[0].config.training, where),
@@ -214,41 +208,7 @@ def reproduce(
         runner.outcome.failed |= plan.missing
         runner.run(together, plan.have_ended, plan.lacking)
         runner.outcome.was_interrupted = interrupt.requested
-    if len(plan.have_ended) < plan.total:
-        call = _call(plan, runner.outcome, iterations, together, time.perf_counter() - began, where, commit)
-        try:
-            calls.save(call, results)
-        except UserError as mistake:
-            runner.outcome.failed["to write down the call"] = str(mistake)
     return runner.outcome
-
-
-def _call(
-    plan: Plan,
-    outcome: Outcome,
-    iterations: int | None,
-    together: int,
-    wall_time: float,
-    device: torch.device,
-    commit: str | None,
-) -> calls.Call:
-    """The record of a call that is over, on this machine."""
-    where = provenance(device)
-    return calls.Call(
-        rows=list(dict.fromkeys(job.row.id for job in plan.jobs)),
-        data=list(dict.fromkeys(job.config.task.title for job in plan.jobs)),
-        seeds=list(dict.fromkeys(job.seed for job in plan.jobs)),
-        iterations=iterations,
-        resumed=outcome.resumed,
-        ended=outcome.ended,
-        left=len(outcome.left),
-        together=together,
-        wall_time=wall_time,
-        device=where["device"],
-        versions=where["versions"],
-        commit=commit or where["commit"],
-        date=records.now(),
-    )
 
 
 @dataclass(frozen=True)
@@ -398,7 +358,6 @@ class Runner:
             lock.release()
             raise
         self._going[trainer] = _Going(job, lock)
-        self.outcome.resumed += resume
         try:
             trainer.begin()
         except Exception:
@@ -420,8 +379,6 @@ class Runner:
         self._close(trainer)
         if trainer.result is not None and trainer.result.status != "interrupted":
             self._try(job, self._record)
-            if job.label in self._done:
-                self.outcome.ended.append(job.label)
 
     def _keep_attention(self, job: Job, trainer: Trainer) -> None:
         """Notes the attention weights of the moment, averaged over a batch."""

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from sab.lab.experiments.records import Record, is_stale
 from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.pages import NONE
 from sab.lab.tasks import TASKS, CharacterTask, Headline
 from sab.lab.training.progress import show_seconds
 
 ByRow = Mapping[str, list[Record]]
 """Records by their row's id, a row's in the order of the seeds."""
+NONE = "–"
+"""A cell without a value."""
 NOT_RUN = "not run"
 STALE = "†"
-STALE_TOLD = f"{STALE} Made with another configuration than the row now has."
+STALE_NOTE = f"{STALE} Made with another configuration than the row now has."
 METHODS = {"bptt": "LSTM, full BPTT", "tbptt": "LSTM, TBPTT", "sab": "SAB"}
 CONTROL = "our training, no memory"
 DECIMALS = {

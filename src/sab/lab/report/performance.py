@@ -1,4 +1,4 @@
-"""The benchmark's records as tables: in a terminal, and in the page docs/performance.md."""
+"""The benchmark's records: how they are read, judged and shown as a table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from rich.table import Table
 
 from sab.errors import UserValueError
 from sab.lab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST
-from sab.lab.report import pages
-from sab.lab.report.pages import NONE, markdown
+from sab.lab.report.numbers import NONE
 from sab.lab.stored import first_mismatch, read_json_lines
 
 Record = dict[str, Any]
-BEGIN, END = pages.marks("benchmark")
-"""What the page has around the part that is made from records."""
 BOTH, FORWARD = "forward+backward", "forward"
 SWEPT = {"T": ("steps", "T"), "n": ("hidden_size", "n")}
 """The sweeps: which entry of a record they vary, and what the mathematics calls it."""
@@ -189,7 +186,7 @@ def cells(record: Record) -> list[str]:
         NONE if forward is None else f"{forward:.2f}",
         NONE if memory is None else f"{memory:.2f}",
         target,
-        _verdict(record),
+        verdict(record),
     ]
 
 
@@ -197,7 +194,11 @@ def _times(record: Record, way: str) -> list[str]:
     if BOTH not in record["ratio"].get(way, {}):
         return [NONE] * 3
     ours = record["milliseconds"]["ours"][way][BOTH]["median"]
-    return [_number(ours), _number(torch_milliseconds(record, way, BOTH)), f"{record['ratio'][way][BOTH]:.2f}"]
+    return [
+        show_time(ours),
+        show_time(torch_milliseconds(record, way, BOTH)),
+        f"{record['ratio'][way][BOTH]:.2f}",
+    ]
 
 
 def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
@@ -210,7 +211,7 @@ def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
     )
 
 
-def _verdict(record: Record) -> str:
+def verdict(record: Record) -> str:
     ways = met(record)
     if not ways:
         return "disturbed" if is_disturbed(record) and record["target"] is not None else NONE
@@ -219,7 +220,7 @@ def _verdict(record: Record) -> str:
     return f"{next(way for way, is_met in ways.items() if is_met)} only"
 
 
-def _number(x: float) -> str:
+def show_time(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
@@ -237,10 +238,10 @@ def line(record: Record) -> str:
             parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {told}")
     if record["kind"] == "context":
         beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
-        parts.append(f"{record['beside']} {_number(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")
+        parts.append(f"{record['beside']} {show_time(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")
     if record["target"] is not None:
         bound = "at least" if record["kind"] == "context" else "at most"
-        parts.append(f"target {bound} {record['target']:g}: {_verdict(record)}")
+        parts.append(f"target {bound} {record['target']:g}: {verdict(record)}")
     return f"{label}: {'; '.join(parts)}"
 
 
@@ -280,90 +281,9 @@ def _compact(times: Sequence[str]) -> str:
     return ours if torchs == NONE else f"{ours} / {torchs} = {ratio}"
 
 
-# The page
-
-
-def page_part(records: Sequence[Record], images: str) -> str:
-    """The part of the page that is made from records; `images` is where the page finds the figures."""
-    if not records:
-        return "Nothing has been measured yet."
-    parts = [_about(records)]
-    required = [record for record in records if record["kind"] == "required"]
-    if required:
-        parts += [_configurations(required), *summary(records), markdown(HEADER, map(cells, required))]
-    failed = [f"- {line(record)}" for record in records if "error" in record]
-    if failed:
-        parts.append("\n".join(["What could not be measured:", "", *failed]))
-    parts += [part for part in (_context(records), *(_sweep(records, case, images) for case in SWEPT)) if part]
-    return "\n\n".join(parts)
-
-
-def _about(records: Sequence[Record]) -> str:
-    machines: dict[str, list[Record]] = {}
-    for record in records:
-        machines.setdefault(record["device"], []).append(record)
-    told: list[str] = []
-    for device, group in machines.items():
-        newest = max(group, key=lambda record: record["date"])
-        versions = ", ".join(f"{name} {version}" for name, version in newest["versions"].items())
-        commits = ", ".join(sorted({str(record["commit"])[:12] for record in group if record["commit"]})) or "not known"
-        threads = f", {newest['threads']} threads" if device.startswith("cpu") else ""
-        told.append(f"- {device}{threads}: {versions}; commit {commits}; {newest['date'][:10]}")
-    return "\n".join(["Measured on", "", *told])
-
-
-def _configurations(records: Sequence[Record]) -> str:
-    names = ("hidden_size", "batch_size", "steps", "k_top", "k_att", "k_trunc", "input_size")
-    header = ("case", "where", "n", "B", "T", "k_top", "k_att", "k_trunc", "input")
-    rows = {(record["case"], record["device"], *(str(record[name]) for name in names)): None for record in records}
-    return markdown(header, rows)
-
-
-def _context(records: Sequence[Record]) -> str | None:
-    rows: list[list[str]] = []
-    for record in records:
-        if record["kind"] == "context" and "error" not in record:
-            beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
-            ours = record["milliseconds"]["ours"]["eager"][BOTH]["median"]
-            target = NONE if record["target"] is None else f"{record['target']:g}"
-            start = [record["case"], record["beside"], record["scorer"], str(record["steps"])]
-            end = [f"{record['speedup'][BOTH]:.1f}", target, _verdict(record)]
-            rows.append([*start, _number(beside), _number(ours), *end])
-    if not rows:
-        return None
-    header = ("case", "beside", "scorer", "T", "its time, ms", "ours, ms", "times as fast", "at least", "met")
-    return "For context, this layer beside the definition it is held to:\n\n" + markdown(header, rows)
-
-
 def swept_records(records: Sequence[Record], case: str) -> list[Record]:
     """The records of a sweep."""
     return [record for record in records if record["case"] == case and "error" not in record]
-
-
-def _sweep(records: Sequence[Record], case: str, images: str) -> str | None:
-    swept = swept_records(records, case)
-    if not swept:
-        return None
-    entry, symbol = SWEPT[case]
-    way = common_way(swept)
-    scorers = list(dict.fromkeys(record["scorer"] for record in swept))
-    points: dict[int, dict[str, Record]] = {}
-    for record in swept:
-        points.setdefault(record[entry], {})[record["scorer"]] = record
-    rows: list[list[str]] = []
-    for point, by_scorer in sorted(points.items()):
-        torchs = min(microseconds_a_step(record, way, BOTH, "nn.LSTM") for record in by_scorer.values())
-        ours = [microseconds_a_step(by_scorer[one], way, BOTH) if one in by_scorer else None for one in scorers]
-        rows.append([str(point), *(NONE if one is None else _number(one) for one in ours), _number(torchs)])
-    how = "from a CUDA graph" if way == "graph" else "as called"
-    title = f"Microseconds a step against {symbol}, forward and backward, {how}:"
-    picture = f"![Time a step against {symbol}]({images}/{sweep_picture(case)})"
-    return f"{title}\n\n{markdown((symbol, *scorers, 'nn.LSTM'), rows)}\n\n{picture}"
-
-
-def sweep_picture(case: str) -> str:
-    """The file of a sweep's figure."""
-    return f"time-against-{SWEPT[case][1]}.png"
 
 
 def common_way(records: Sequence[Record]) -> str:
@@ -378,13 +298,3 @@ def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours")
     else:
         milliseconds = record["milliseconds"][of][way][chosen]["median"]
     return milliseconds * 1e3 / record["steps"]
-
-
-def renew(page: Path, records: Sequence[Record], images: str) -> None:
-    """Writes the part of the page that is made from records."""
-    pages.renew(page, "benchmark", page_part(records, images), "page")
-
-
-def renewed(text: str, records: Sequence[Record], images: str, page: Path) -> str:
-    """The page's text with its part that is made from records made anew."""
-    return pages.renewed(text, "benchmark", page_part(records, images), page, "page")

@@ -18,11 +18,10 @@ from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
 from sab.lab.report import datasets, performance, results, synthetic
-from sab.lab.report.numbers import METHODS, STALE_TOLD, ByRow, any_is_stale
+from sab.lab.report.numbers import METHODS, NONE, STALE_NOTE, ByRow, any_is_stale
 from sab.lab.report.page import elements, explorer, plots
 from sab.lab.report.page.explorer import Explorer
 from sab.lab.report.page.material import Material, groups_of, row_of, rows_of
-from sab.lab.report.pages import NONE
 from sab.lab.tasks import TASKS
 from sab.lab.training.run import Run
 
@@ -258,7 +257,7 @@ def _add_tables(made: Parts, material: Material) -> None:
             drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, over_decades=True)
             body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
         body.append(elements.table(*cells, f"Table: {title}"))
-        body += [elements.paragraph(STALE_TOLD)] if any_is_stale(rows, by_row) else []
+        body += [elements.paragraph(STALE_NOTE)] if any_is_stale(rows, by_row) else []
     if not body:
         return
     told = "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest "
@@ -266,7 +265,7 @@ def _add_tables(made: Parts, material: Material) -> None:
     told += "k_trunc and k_top. SAB is read as the paper has it written, as its authors' code has it released, or as "
     told += "ours: with the scorer, the weighting and the training that this library recommends."
     end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
-    end += (told.replace("`", "") for told in results.total_time(material.by_row, material.calls))
+    end += (told.replace("`", "") for told in results.total_time(material.by_row))
     whole = elements.section(
         "tables", "Beside the paper", [elements.paragraph(told), *body, *map(elements.paragraph, end)]
     )

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sab.lab.report import performance
+from sab.lab.report.numbers import NONE
 from sab.lab.report.page.elements import Drawn, Figure, label
-from sab.lab.report.pages import NONE
 from sab.lab.tasks import Headline
 
 COLOURS = [f"@{place}" for place in range(1, 7)]
