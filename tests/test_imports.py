@@ -69,7 +69,7 @@ def imported(code: str, known: dict[str, Path]) -> Iterator[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in known else str(node.module) for name in names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            names = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
         yield from (name for name in names if name.split(".")[0] in (PACKAGE, "tests", "tools"))
 
 
