@@ -13,7 +13,6 @@ import multiprocessing
 import resource
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,21 +51,20 @@ def main() -> int:
 def campaign(targets: list[str], inputs: int, lines: int, seed: int, processes: int) -> Iterator[Tally]:
     """Tries the inputs of every kind in PARTS parts, each in its own process; yields a kind's tally after each part."""
     so_far = {target: Tally(target, seed) for target in targets}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, max_tasks_per_child=1) as pool:
-        begun = [
-            pool.submit(_limited, target, range(part, lines if target == COMMANDS else inputs, PARTS), seed)
-            for target in targets
-            for part in range(PARTS)
-        ]
-        for done in as_completed(begun):
-            part = done.result()
+    parts = [
+        (target, range(part, lines if target == COMMANDS else inputs, PARTS), seed)
+        for target in targets
+        for part in range(PARTS)
+    ]
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        for part in pool.imap_unordered(_limited, parts):
             so_far[part.target] += part
             yield so_far[part.target]
 
 
-def _limited(target: str, inputs: range, seed: int) -> Tally:
-    """The tally of some inputs, in a process whose memory is limited."""
+def _limited(part: tuple[str, range, int]) -> Tally:
+    """The tally of a kind's inputs from a seed, in a process whose memory is limited."""
+    target, inputs, seed = part
     import sab.lab.cli  # noqa: F401  # what is imported later would count as memory of the inputs
 
     torch.set_num_threads(1)
