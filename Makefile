@@ -50,9 +50,9 @@ fuzz: $(READY)
 
 test-faults: fuzz
 
-# Runs that are killed, interrupted, damaged and hindered for real; what came of it goes to tests/faults/results.jsonl.
+# Runs that are killed, interrupted, damaged and hindered for real.
 test-faults: $(READY)
-	FAULTS_RESULTS=tests/faults/results.jsonl $(BIN)/python -m pytest -m slow tests/faults
+	$(BIN)/python -m pytest -m slow tests/faults
 
 # The documentation as a site, in site/.
 docs: $(READY)

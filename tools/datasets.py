@@ -8,8 +8,8 @@ from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.settings import PAPERS, Setting
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row
-from sab.lab.report.datasets import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading, table_cells, title
 from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, label, measures, show_median
+from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading, title
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
 
@@ -54,7 +54,7 @@ def tables(by_row: ByRow) -> list[str]:
             f"### {heading(rows, by_row)}",
             _command(section),
             _unit(section.task),
-            table(table_cells, rows, by_row),
+            table(rows, by_row),
         ]
         if drawn_rows(section, by_row):
             parts.append(f"![Learning curves of {title(rows, by_row)}](images/{curves_of(section.task)})")
@@ -106,7 +106,7 @@ def _unit(task: str) -> str:
 
 def beyond(by_row: ByRow) -> list[str]:
     """What is not in the paper."""
-    parts = ["### Beyond the paper: permuted MNIST", _command(PERMUTED), table(table_cells, PERMUTED.rows, by_row)]
+    parts = ["### Beyond the paper: permuted MNIST", _command(PERMUTED), table(PERMUTED.rows, by_row)]
     parts += ["### Beyond the paper: other cells", *_several(CELLS, by_row)]
     parts += ["### Beyond the paper: with and without clipping", *_several(UNCLIPPED, by_row)]
     if clipping_pairs(by_row):
@@ -123,7 +123,7 @@ def _several(sections: Iterable[Section], by_row: ByRow) -> list[str]:
     return [
         part
         for section in sections
-        for part in (f"{heading(section.rows, by_row)}:", _command(section), table(table_cells, section.rows, by_row))
+        for part in (f"{heading(section.rows, by_row)}:", _command(section), table(section.rows, by_row))
     ]
 
 

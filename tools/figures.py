@@ -12,10 +12,10 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrM
 
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import Row
-from sab.lab.report.datasets import PAPERS_TABLES, title
 from sab.lab.report.figures import MARKERS, draw_clip, draw_curve, draw_norms, draw_step_times
 from sab.lab.report.numbers import METHODS, ByRow
 from sab.lab.report.performance import BOTH, FORWARD
+from sab.lab.report.tables import PAPERS_TABLES, title
 from sab.lab.tasks import TASKS, Headline
 from sab.plot.drawing import COLOURS, GREY, heat_map, plain, use_iterations, use_log_scale, use_per_cent, weight_bar
 from tools import datasets, synthetic

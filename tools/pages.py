@@ -9,8 +9,7 @@ from typing import Any
 from sab.lab.experiments.tables import Row
 from sab.lab.files import write_text
 from sab.lab.report.numbers import STALE_NOTE, ByRow, any_is_stale
-
-Cells = tuple[Sequence[str], Sequence[Sequence[str]]]
+from sab.lab.report.tables import table_cells
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -35,9 +34,9 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def table(cells: Callable[[Sequence[Row], ByRow], Cells], rows: Sequence[Row], by_row: ByRow) -> str:
-    """A table of rows in Markdown, with a note where a record is stale; `cells` makes its header and its lines."""
-    made = markdown(*cells(rows, by_row))
+def table(rows: Sequence[Row], by_row: ByRow) -> str:
+    """A table of rows in Markdown, with a note where a record is stale."""
+    made = markdown(*table_cells(rows, by_row))
     return f"{made}\n\n{STALE_NOTE}" if any_is_stale(rows, by_row) else made
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.report.numbers import METHODS, NONE, NOT_RUN, ByRow, label, median, show, show_each, show_median
-from sab.lab.report.synthetic import table_cells
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
 
@@ -49,7 +48,7 @@ def tables(by_row: ByRow) -> list[str]:
         for length in _lengths(task, longest):
             chosen = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
             told = f"### {task.capitalize()}, T = {length}"
-            parts += [told, command(task, f"{task}-{length}-*"), table(table_cells, chosen, by_row)]
+            parts += [told, command(task, f"{task}-{length}-*"), table(chosen, by_row)]
         if task == "copying" and any(row in by_row for row in CURVE_ROWS.values()):
             parts.append(f"![Learning curves of copying at T = 300](images/{CURVES})")
     return parts
@@ -68,7 +67,7 @@ def beyond(by_row: ByRow) -> list[str]:
     told = f"### Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
     tested = [row for row in ROWS.values() if row.other_lengths]
     return [
-        *(told, command("copying", patterns), table(table_cells, rows, by_row)),
+        *(told, command("copying", patterns), table(rows, by_row)),
         "### Beyond the paper: trained at T = 100, tested longer",
         command("copying", ",".join(row.id for row in tested)),
         "Accuracy on the last 10 in per cent with the same weights: the median, and each seed.",

@@ -28,7 +28,7 @@ from sab.lab.data import DATASETS, formats, store
 from sab.lab.experiments import records, reproduce
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
-from sab.lab.report import datasets, performance, results
+from sab.lab.report import performance, results, tables
 from sab.lab.tasks import Copying, Text8
 from sab.lab.training import Run, TrainConfig, checkpoint, text, train
 from sab.lab.training.progress import show_headline, show_seconds
@@ -243,7 +243,7 @@ def results_jsonl(folder: Path) -> Attempt:
         if random.random() < 0.2:  # it takes long
             page_part(by_row).encode()
         else:
-            json.dumps(datasets.table_cells([row], by_row)).encode()
+            json.dumps(tables.table_cells([row], by_row)).encode()
 
     return attempt
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from sab.lab.experiments.recipe import OURS
-from sab.lab.experiments.settings import PAPERS
-from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.datasets import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED, table_cells
-from sab.lab.report.numbers import ByRow
+from sab.lab.experiments.tables import ROWS
+from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED
 from tests.lab.report import made_up
 from tests.lab.report.made_up import by_row, diverged, record
-from tools import datasets, pages
+from tools import datasets
+from tools.pages import table
 
 PTB, MNIST, TEXT8 = "ptb-sab-5-10-ours", "mnist-sab-14-10-ours", "text8-sab-5-5-ours"
-
-
-def table(rows: list[Row], made: ByRow) -> str:
-    return pages.table(table_cells, rows, made)
 
 
 def cells(row: str, *made: dict[str, Any]) -> dict[str, str]:
@@ -97,48 +90,3 @@ def test_a_command_runs_the_rows_of_its_table() -> None:
         assert {row.id for row in section.rows} >= {
             row.id for row in ROWS.values() if row.task == section.task and row.paper
         }
-
-
-def test_beyond_the_paper() -> None:
-    made = by_row(
-        record(f"{PTB}-gru", value=1.5), record(PTB, value=1.4), record("mnist-permuted-bptt-ours", value=0.9)
-    )
-    text = "\n\n".join(datasets.beyond(made))
-    assert "| SAB | ours | 5 | 10 | 2 | gru | – | – | 1.510 | 1.500 |" in text
-    assert "| SAB | ours | 5 | 10 | 2 | lstm | 1.49 | 1.40 | 1.410 | 1.400 |" in text
-    assert "| LSTM, full BPTT | our training, no memory | – | – | – | 91.00 | 90.00 |" in text
-    assert "![" not in text, "there is none without clipping"
-    made = by_row(record(MNIST), record(f"{MNIST}-unclipped", value=0.9))
-    text = "\n\n".join(datasets.beyond(made))
-    assert "(images/clipping.png)" in text
-    epochs = f"{OURS['mnist'].epochs:g}"
-    assert f"| none | – | – | 91.00 | 90.00 | 90.00 | 1 | {epochs} | 2 | 2 |" in text
-    assert list(datasets.clipping_pairs(made)) == ["Pixel-by-pixel MNIST"]
-
-
-@pytest.mark.parametrize(("task", "setting"), [(task, setting) for task in PAPERS for setting in (PAPERS, OURS)])
-def test_the_settings_are_those_of_the_rows(task: str, setting: dict[str, Any]) -> None:
-    name = "ours" if setting is OURS else "the paper's"
-    reading = "ours" if setting is OURS else "as released"
-    row = next(row for row in ROWS.values() if (row.task, row.reading, row.otherwise) == (task, reading, {}))
-    options = row.config(0).options()
-    lines = [line for line in datasets.settings_table().splitlines() if line.startswith(f"| {task} | {name} |")]
-    (told,) = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    assert told[2:4] == [str(options["hidden_size"]), str(options["batch_size"])]
-    assert (float(told[5]), float(told[7]), float(told[8])) == (
-        *(options["lr"], options["clip"]),
-        options["input_scale"],
-    )
-    assert [float(cell) for cell in told[9:11]] == [options["dropout"], options["weight_decay"]]
-    assert told[11:13] == ["yes" if options.get("shifted") else "no", f"{setting[task].epochs:g}"]
-    assert told[13:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
-
-
-def test_the_readme() -> None:
-    made = by_row(record("ptb-bptt", value=1.4), record(MNIST, 0, 0.97), record(MNIST, 1, 0.98))
-    text = "\n\n".join(datasets.readme(made))
-    heading = "Penn Treebank: bits per character, the paper's / here, median (seeds); `sab reproduce ptb`:"
-    assert heading in text
-    assert "| LSTM, full BPTT | 1.48 / 1.410 (1) | 1.38 / 1.400 (1) | 1.400 (1) |" in text
-    assert "| SAB, k_trunc = 5, k_top = 10 | 1.49 / not run | 1.40 / not run | not run |" in text
-    assert "| SAB, k_trunc = 14, k_top = 10 | 92.2 / 98.50 (2) | 90.9 / 97.50 (2) |" in text

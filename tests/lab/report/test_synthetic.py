@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.numbers import ByRow
-from sab.lab.report.synthetic import table_cells
+from sab.lab.experiments.tables import ROWS
 from tests.lab.report import made_up
 from tests.lab.report.made_up import SAB, by_row, diverged, record
-from tools import pages, synthetic
-
-
-def table(rows: list[Row], made: ByRow) -> str:
-    return pages.table(table_cells, rows, made)
+from tools import synthetic
+from tools.pages import table
 
 
 def cells(row: str, *made: dict[str, Any]) -> dict[str, str]:

@@ -17,21 +17,9 @@ Record = dict[str, Any]
 BOTH, FORWARD = "forward+backward", "forward"
 SWEPT = {"T": ("steps", "T"), "n": ("hidden_size", "n")}
 """The sweeps: which entry of a record they vary, and what the mathematics calls it."""
-HEADER = (
-    "case",
-    "scorer",
-    "precision",
-    "backend",
-    "ours, ms",
-    "nn.LSTM, ms",
-    "ratio",
-    "graph: ours, ms",
-    "nn.LSTM, ms",
-    "ratio",
-    "forward alone",
-    "memory",
-    "target",
-    "met",
+HEADER = tuple(
+    "case|scorer|precision|backend|ours, ms|nn.LSTM, ms|ratio|graph: ours, ms|nn.LSTM, ms|ratio|forward alone|memory|"
+    "target|met".split("|")
 )
 NEEDED = {
     **dict.fromkeys(("device", "case", "scorer", "precision", "date"), str),
@@ -247,17 +235,7 @@ def line(record: Record) -> str:
 
 def table(records: Sequence[Record]) -> Table:
     """The records but for the context, for a terminal; a column that would be empty is left out."""
-    header = (
-        "case",
-        "scorer",
-        "precision",
-        "ours / nn.LSTM, ms",
-        "from a graph, ms",
-        "forward",
-        "memory",
-        "target",
-        "met",
-    )
+    header = "case|scorer|precision|ours / nn.LSTM, ms|from a graph, ms|forward|memory|target|met".split("|")
     rows: list[list[str]] = []
     for record in records:
         if record["kind"] == "context":

@@ -17,7 +17,7 @@ from sab.errors import UserError, UserValueError
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
-from sab.lab.report import datasets, performance, results, synthetic
+from sab.lab.report import performance, results, tables
 from sab.lab.report.numbers import METHODS, NONE, STALE_NOTE, ByRow, any_is_stale
 from sab.lab.report.page import elements, explorer, plots
 from sab.lab.report.page.explorer import Explorer
@@ -189,20 +189,7 @@ def _add_explorers(made: Parts, explored: Sequence[Explorer], material: Material
 def _add_runs(made: Parts, runs: Mapping[str, Run]) -> None:
     if not runs:
         return
-    header = [
-        "run",
-        "task",
-        "method",
-        "k_trunc",
-        "k_top",
-        "k_att",
-        "seed",
-        "status",
-        "iterations",
-        "valid",
-        "test",
-        "paper",
-    ]
+    header = "run task method k_trunc k_top k_att seed status iterations valid test paper".split()
     body = [elements.table(header, (_run_line(name, run) for name, run in runs.items()), "Runs")]
     by_task: dict[str, dict[str, list[Run]]] = {}
     for name, group in groups_of(dict(runs)).items():
@@ -280,13 +267,13 @@ def _tables(by_row: ByRow) -> Iterable[tuple[str, list[Row], Cells]]:
     lengths = dict.fromkeys((row.task, row.length) for row in ROWS.values() if row.length)
     for task, length in lengths:
         rows = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
-        yield f"{task.capitalize()}, T = {length}", rows, synthetic.table_cells(rows, by_row)
-    sections = [(one, "") for one in (*datasets.PAPERS_TABLES, datasets.PERMUTED)]
-    sections += [(one, ", other cells") for one in datasets.CELLS]
-    sections += [(one, ", with and without clipping") for one in datasets.UNCLIPPED]
+        yield f"{task.capitalize()}, T = {length}", rows, tables.table_cells(rows, by_row)
+    sections = [(one, "") for one in (*tables.PAPERS_TABLES, tables.PERMUTED)]
+    sections += [(one, ", other cells") for one in tables.CELLS]
+    sections += [(one, ", with and without clipping") for one in tables.UNCLIPPED]
     for section, what in sections:
         rows = section.rows
-        yield f"{datasets.heading(rows, by_row)}{what}", rows, datasets.table_cells(rows, by_row)
+        yield f"{tables.heading(rows, by_row)}{what}", rows, tables.table_cells(rows, by_row)
 
 
 def _merged(one: ByRow, other: ByRow) -> ByRow:

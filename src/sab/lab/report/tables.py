@@ -1,4 +1,4 @@
-"""The cells of the tables of ptb, text8 and mnist, which are judged on validation and test data."""
+"""The cells of the paper's tables with our numbers: those of tasks with lengths, and those of tasks with data sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sab.lab.experiments.records import Record, largest
 from sab.lab.experiments.settings import PAPERS
-from sab.lab.experiments.tables import COLUMNS, Row, find
+from sab.lab.experiments.tables import COLUMNS, K_ATT, Row, find
 from sab.lab.report.numbers import (
     NONE,
     NOT_RUN,
@@ -26,6 +26,7 @@ from sab.lab.tasks import TASKS
 
 TITLES = {"ptb": "Penn Treebank", "mnist": "Pixel-by-pixel MNIST", "permuted mnist": "Permuted MNIST"}
 """What data are called in a heading, where that is not their own name."""
+NAMES = {"accuracy_last10": "accuracy, %", "cross_entropy_last10": "CE, last 10", "cross_entropy": "CE", "mse": "error"}
 TBPTT = "better than TBPTT here"
 
 
@@ -60,30 +61,53 @@ def title(rows: Iterable[Row], by_row: ByRow) -> str:
 
 
 def heading(rows: Sequence[Row], by_row: ByRow) -> str:
+    """The same as a heading has it."""
     return ", ".join(TITLES.get(name, name) for name in title(rows, by_row).split(", "))
 
 
-# Tables
-
-
 def table_cells(rows: Sequence[Row], by_row: ByRow) -> tuple[list[str], list[list[str]]]:
-    """The same as a header and lines of cells; columns that say nothing are left out."""
-    cells = [_cells(row, by_row) for row in rows]
+    """The header and the lines of a table of one task's rows; columns without information are left out."""
+    cells = [_length_cells(row, by_row) if row.length else _dataset_cells(row, by_row) for row in rows]
+    has_length = rows[0].length is not None
     has_unclipped = any(not row.is_clipped for row in rows)
     optional = {
+        "T": len({row.length for row in rows}) > 1,
+        "k_att": not has_length or any(row.k_att != K_ATT for row in rows),
         "cell": any(row.cell != "lstm" for row in rows),
         "clip": has_unclipped,
-        "data": title(rows, by_row) != title(rows, {}),
+        "data": has_length or title(rows, by_row) != title(rows, {}),
         "largest gradient norm": has_unclipped,
-        TBPTT: any(one[TBPTT] != NONE for one in cells),
+        TBPTT: any(one.get(TBPTT, NONE) != NONE for one in cells),
     }
     in_paper = any(row.paper for row in rows)
     shown = [name for name in cells[0] if optional.get(name, in_paper or "paper" not in name)]
     return shown, [[one[name] for name in shown] for one in cells]
 
 
-def _cells(row: Row, by_row: ByRow) -> dict[str, str]:
-    """A row's cells by the names of their columns."""
+def _length_cells(row: Row, by_row: ByRow) -> dict[str, str]:
+    """The cells of a row of copying or adding by column."""
+    records, headline = by_row.get(row.id, []), TASKS[row.task].headline
+    cells = {"T": str(row.length), **memory_cells(row)}
+    cells |= {f"paper: {name}": row.paper.get(metric, NONE) for metric, name in _named(row)}
+    for metric, name in _named(row):
+        is_better = headline.higher_is_better and metric == headline.metric
+        cells[f"here: {name}"] = show_median(records, metric, is_better) if records else NOT_RUN
+    took = dict.fromkeys(("each seed", "seeds", "iterations", "first solved", "wall time"), NONE)
+    if records:
+        took |= {"each seed": _each(row, records), "seeds": str(len(records)), "wall time": show_times(records)}
+        took["iterations"] = ", ".join(f"{one:,}" for one in dict.fromkeys(record["iterations"] for record in records))
+        solved = ["never" if record["solved_at"] is None else f"{record['solved_at']:,}" for record in records]
+        took["first solved"] = "never" if set(solved) == {"never"} else ", ".join(solved)
+    return {**cells, **took, "against the paper": verdict(row, records)}
+
+
+def _named(row: Row) -> list[tuple[str, str]]:
+    """The metrics of a row of copying or adding, with their names in a table."""
+    return [(metric, NAMES[metric]) for metric in COLUMNS[row.task]]
+
+
+def _dataset_cells(row: Row, by_row: ByRow) -> dict[str, str]:
+    """The cells of a row of a task with a data set by column."""
     records = by_row.get(row.id, [])
     higher = TASKS[row.task].headline.higher_is_better
     clip = row.config(0).training.clip
@@ -97,7 +121,8 @@ def _cells(row: Row, by_row: ByRow) -> dict[str, str]:
     took = dict.fromkeys(("each seed", "seeds", "epochs", "best epoch", "largest gradient norm", "wall time"), NONE)
     if records:
         took |= {"each seed": _each(row, records), "seeds": str(len(records))}
-        took |= {"epochs": _epochs(records), "best epoch": _best_epochs(records)}
+        took |= {"epochs": _each_once(record["epochs"] for record in records)}
+        took |= {"best epoch": _each_once(map(_best_epoch, records))}
         took |= {"largest gradient norm": _largest_norm(records), "wall time": show_times(records)}
     return {**cells, **took, "against the paper": verdict(row, records), TBPTT: against_truncation(row, by_row)}
 
@@ -111,21 +136,14 @@ def _each(row: Row, records: Sequence[Record]) -> str:
     )
 
 
-def _epochs(records: Sequence[Record]) -> str:
-    return _each_once(record["epochs"] for record in records)
-
-
-def _best_epochs(records: Sequence[Record]) -> str:
-    return _each_once(
-        None if record["best_at"] is None else record["best_at"] / record["iterations"] * record["epochs"]
-        for record in records
-    )
+def _best_epoch(record: Record) -> float | None:
+    return None if record["best_at"] is None else record["best_at"] / record["iterations"] * record["epochs"]
 
 
 def _each_once(epochs: Iterable[float | None]) -> str:
     """Every seed's number of epochs, or that of all."""
-    told = [NONE if one is None else f"{round(one, 2):g}" for one in epochs]
-    return ", ".join(told if len(set(told)) > 1 else told[:1])
+    shown = [NONE if one is None else f"{round(one, 2):g}" for one in epochs]
+    return ", ".join(shown if len(set(shown)) > 1 else shown[:1])
 
 
 def _largest_norm(records: Sequence[Record]) -> str:
