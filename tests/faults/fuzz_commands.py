@@ -44,53 +44,11 @@ TINY = {
 """Options without which a run takes long, with what they are unless a line says otherwise."""
 WITH_DATA = {"batch_size": 12, "length": 60}
 """The same for tasks with data, whose ends are evaluated in full."""
-COSTLY = {
-    "iterations",
-    "eval_batches",
-    "threads",
-    "eval_every",
-    "checkpoint_every",
-    "batches",
-    "num_layers",
-    "characters",
-}
+COSTLY = set("iterations eval_batches threads eval_every checkpoint_every batches num_layers characters".split())
 """Options of which a huge value is right, and takes long; `characters` is the length of what `sab sample` makes up."""
 WRONG = (
-    *(
-        "-1",
-        "0",
-        "1.5",
-        "1e3",
-        "x",
-        "",
-        " ",
-        "none",
-        "None",
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "9" * 30,
-        "9" * 5000,
-        "0x10",
-    ),
-    *(
-        "٣",
-        "1,2",
-        "true",
-        "--",
-        "-",
-        "--lr",
-        "[]",
-        "{}",
-        "é" * 30,
-        "a\nb",
-        "\x1b[31m",
-        "\udcff",
-        "a b",
-        "../..",
-        "x" * 300,
-    ),
+    *("-1 0 1.5 1e3 x none None nan inf -inf 1e400 0x10 ٣ 1,2 true -- - --lr [] {} ../.. \x1b[31m \udcff".split(" ")),
+    *("", " ", "a\nb", "a b", "9" * 30, "9" * 5000, "é" * 30, "x" * 300),
 )
 HUGE = (str(10**12), str(2**62), str(2**63 - 1))
 PATHS = ("trained", "characters", "new", "new/deeper", "file", "trained/config.json", "missing", ".", "a b", "é", "-x")

@@ -130,23 +130,10 @@ def state_json(folder: Path) -> Attempt:
     return attempt
 
 
-def model_safetensors(folder: Path) -> Attempt:
-    """The weights of a checkpoint, with a right checksum."""
+def tensors(name: str, folder: Path) -> Attempt:
+    """One of the two files with tensors that a run is resumed from, with a right checksum."""
     run = _trained(folder)
-    path = _newest(run.checkpoints) / "model.safetensors"
-    good, resume = [path.read_bytes()], _resumption(run)
-
-    def attempt(random: Random) -> None:
-        put_signed(path, _mutated_tensors(random, good))
-        resume()
-
-    return attempt
-
-
-def training_safetensors(folder: Path) -> Attempt:
-    """What else a run is resumed from, with a right checksum."""
-    run = _trained(folder)
-    path = _newest(run.checkpoints) / "training.safetensors"
+    path = _newest(run.checkpoints) / name
     good, resume = [path.read_bytes()], _resumption(run)
 
     def attempt(random: Random) -> None:
@@ -161,16 +148,16 @@ def best_folder(folder: Path) -> Attempt:
     run = _trained(folder, keep="best")
     best = _newest(run.best)
     state, weights = best / "state.json", best / "model.safetensors"
-    good, tensors = json.loads(state.read_text()), [weights.read_bytes()]
+    good, good_weights = json.loads(state.read_text()), [weights.read_bytes()]
     model, step = run.config.build_model(CPU), int(best.name.removeprefix("step-"))
 
     def attempt(random: Random) -> None:
-        weights.write_bytes(tensors[0])
+        weights.write_bytes(good_weights[0])
         if random.random() < 0.5:
             state.write_bytes(mutated_json(random, good))
         else:
             state.write_text(json.dumps(good))
-            put_signed(weights, _mutated_tensors(random, tensors))
+            put_signed(weights, _mutated_tensors(random, good_weights))
         checkpoint.load_best(run.best, run.config, model, step)
 
     return attempt
@@ -441,8 +428,8 @@ TARGETS: dict[str, Callable[[Path], Attempt]] = {
     "config.json": config_json,
     "config.json and state.json alike": run_folder,
     "checkpoint/state.json": state_json,
-    "checkpoint/model.safetensors": model_safetensors,
-    "checkpoint/training.safetensors": training_safetensors,
+    "checkpoint/model.safetensors": functools.partial(tensors, "model.safetensors"),
+    "checkpoint/training.safetensors": functools.partial(tensors, "training.safetensors"),
     "best/": best_folder,
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,

@@ -411,24 +411,6 @@ def test_a_file_that_is_none_of_records_is_told(text: str) -> None:
         records.load("copying", Path("results"))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"minutes": 0}, "minutes must be a finite number above 0"),
-        ({"together": 0}, "together must be a whole number of at least 1"),
-        ({"iterations": 0}, "iterations must be a whole number of at least 1"),
-        ({"seeds": []}, "seeds must be different whole numbers"),
-        ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
-    ],
-)
-def test_wrong_options_are_named(rows: list[Row], options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        call(rows, **options)
-    assert not Path("runs").exists()
-    with pytest.raises(UserError, match="rows must be at least one"):
-        call([])
-
-
 def test_lines_elsewhere_and_bars_on_a_terminal(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
     told = io.StringIO()
