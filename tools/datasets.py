@@ -110,8 +110,8 @@ def beyond(by_row: ByRow) -> list[str]:
     parts += ["### Beyond the paper: other cells", *_several(CELLS, by_row)]
     parts += ["### Beyond the paper: with and without clipping", *_several(UNCLIPPED, by_row)]
     if clipping_pairs(by_row):
-        told = "Gradient norms before clipping, with it and without it"
-        parts += [f"![{told}](images/{CLIPPING})", f"{told}: the largest and the mean since the last evaluation."]
+        text = "Gradient norms before clipping, with it and without it"
+        parts += [f"![{text}](images/{CLIPPING})", f"{text}: the largest and the mean since the last evaluation."]
     return parts
 
 
@@ -144,9 +144,9 @@ def readme(by_row: ByRow) -> list[str]:
         rows = {name: ROWS[row] for name, row in names.items()}
         lines = [[name, *_brief(row, by_row.get(row.id, []))] for name, row in rows.items()]
         name = heading(list(rows.values()), by_row)
-        told = f"{name}: {label(TASKS[task].headline)}, the paper's / here, median (seeds)"
+        text = f"{name}: {label(TASKS[task].headline)}, the paper's / here, median (seeds)"
         carried = ["test, state carried: here"] if len(measures(task)) > 1 else []
-        parts += [f"{told}; `sab reproduce {task}`:", markdown(["", "valid", "test", *carried], lines)]
+        parts += [f"{text}; `sab reproduce {task}`:", markdown(["", "valid", "test", *carried], lines)]
     return parts
 
 

@@ -47,8 +47,8 @@ def tables(by_row: ByRow) -> list[str]:
     for task, longest in LONGEST_OF_THE_PAPER.items():
         for length in _lengths(task, longest):
             chosen = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
-            told = f"### {task.capitalize()}, T = {length}"
-            parts += [told, command(task, f"{task}-{length}-*"), table(chosen, by_row)]
+            text = f"### {task.capitalize()}, T = {length}"
+            parts += [text, command(task, f"{task}-{length}-*"), table(chosen, by_row)]
         if task == "copying" and any(row in by_row for row in CURVE_ROWS.values()):
             parts.append(f"![Learning curves of copying at T = 300](images/{CURVES})")
     return parts
@@ -64,10 +64,10 @@ def beyond(by_row: ByRow) -> list[str]:
     rows = [row for row in ROWS.values() if row.length and row.length > LONGEST_OF_THE_PAPER[row.task]]
     lengths = list(dict.fromkeys(row.length for row in rows))
     patterns = ",".join(f"copying-{length}-*" for length in lengths)
-    told = f"### Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
+    text = f"### Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
     tested = [row for row in ROWS.values() if row.other_lengths]
     return [
-        *(told, command("copying", patterns), table(rows, by_row)),
+        *(text, command("copying", patterns), table(rows, by_row)),
         "### Beyond the paper: trained at T = 100, tested longer",
         command("copying", ",".join(row.id for row in tested)),
         "Accuracy on the last 10 in per cent with the same weights: the median, and each seed.",

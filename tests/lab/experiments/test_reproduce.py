@@ -434,7 +434,7 @@ def test_standings(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     told = standings(jobs_of(rows, [0], Path("runs")), Path("results"))
     assert [standing.state for standing in told] == ["ended", "left", "left", "recorded"]
     assert [standing.iterations for standing in told] == [6, 0, 0, 6]
-    assert told[0].told.startswith("accuracy on the last 10")
+    assert told[0].summary.startswith("accuracy on the last 10")
 
 
 def test_snapshots_leave_the_run_as_it_is(rows: list[Row]) -> None:
@@ -483,10 +483,10 @@ def test_numbers_of_the_text8_prefix_are_called_so(stored_rows: list[Row], tiny_
     assert "(text8 prefix) by the weights of iteration 2, after 2 iterations" in told.getvalue()
     jobs = jobs_of(stored_rows[1:2], [0], Path("runs"), 2, data_dir=tmp_path / "data")
     (standing,) = standings(jobs, Path("results"))
-    assert "(text8 prefix)" in standing.told
+    assert "(text8 prefix)" in standing.summary
     Path("runs").rename("elsewhere")
     (standing,) = standings(jobs, Path("results"))
-    assert (standing.state, standing.told.endswith(" (text8 prefix)")) == ("recorded", True)
+    assert (standing.state, standing.summary.endswith(" (text8 prefix)")) == ("recorded", True)
 
 
 def test_missing_data_are_told_once_and_the_others_go_on(stored_rows: list[Row], rows: list[Row]) -> None:

@@ -72,7 +72,7 @@ def test_targets(entries: dict[str, Any], met: dict[str, bool], words: str) -> N
 def test_the_best_of_ours_decides() -> None:
     records = [record(ours=3.6), record(ours=2.8, precision="bfloat16"), record(ours=3.6, scorer="dot")]
     verdicts = performance.verdicts(records)
-    assert [(one["scorer"], one["ratio"]["eager"]) for one in verdicts] == [("mlp", 1.4), ("dot", 1.8)]
+    assert [(one.scorer, one.ratio["eager"]) for one in verdicts] == [("mlp", 1.4), ("dot", 1.8)]
     eager, graph, memory = performance.summary(records)
     assert eager.startswith("1 of 2 targets are met called as a user does, 0 with a ratio of at most 1")
     assert eager.endswith("; not met: A dot 1.80 (at most 1.5).")

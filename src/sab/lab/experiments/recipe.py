@@ -1,6 +1,6 @@
 """The project's recipe, called *ours* in the tables: how a model with a memory is trained here.
 
-docs/recipes.md tells what was tried before it came to this.
+docs/recipes.md describes the experiments behind it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPOCHS_OF = {"text8": 8}
 """With a memory: an iteration takes three times as long as without one."""
 BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded", "initial_summary": 1.0, "readout": "hidden"}
 MEMORY_OF_CELL = {"gru": {**BOUNDED, "initial_score": -4.0}, "rnn_tanh": BOUNDED, "rnn_relu": BOUNDED}
-"""What other cells than the LSTM have otherwise. A GRU's next state has a share of its last one: what is added to that
+"""What differs for cells other than the LSTM. A GRU's next state has a share of its last one: what is added to that
 would grow from step to step, so its memory also begins hardly read."""
 LR_OF_CELL = {"rnn_tanh": 1e-3, "rnn_relu": 1e-3}
 BRIEF_PTB = replace(PAPERS["ptb"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=5, patience=None)

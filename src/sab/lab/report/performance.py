@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
@@ -107,41 +107,48 @@ def met(record: Record) -> dict[str, bool]:
     return {way: ratio[BOTH] <= target for way, ratio in record["ratio"].items() if BOTH in ratio}
 
 
-def verdicts(records: Iterable[Record]) -> list[Record]:
-    """For each case and scorer with a target the lowest ratio of our precisions, by the way of calling."""
+class Verdict(NamedTuple):
+    """A case and scorer with a target, and the lowest ratio of our precisions by the way of calling."""
+
+    case: str
+    scorer: str
+    target: float
+    ratio: dict[str, float]
+
+
+def verdicts(records: Iterable[Record]) -> list[Verdict]:
+    """A verdict for each case and scorer with a target and a fair measurement."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if record["kind"] == "required" and met(record):
             groups.setdefault((record["device"], record["case"], record["scorer"]), []).append(record)
-    made: list[Record] = []
+    made: list[Verdict] = []
     for (_, case, scorer), group in groups.items():
         ratios = [(way, ratio[BOTH]) for record in group for way, ratio in record["ratio"].items() if BOTH in ratio]
         ratio = {way: min(value for other, value in ratios if other == way) for way, _ in ratios}
-        made.append({"case": case, "scorer": scorer, "target": group[0]["target"], "ratio": ratio})
+        made.append(Verdict(case, scorer, group[0]["target"], ratio))
     return made
 
 
 def summary(records: Sequence[Record]) -> list[str]:
     """What came of the targets, in a sentence for each."""
-    told: list[str] = []
+    sentences: list[str] = []
     found = verdicts(records)
-    ways = dict.fromkeys(way for verdict in found for way in verdict["ratio"])
+    ways = dict.fromkeys(way for one in found for way in one.ratio)
     names = {"eager": "called as a user does", "graph": "replayed from a CUDA graph"}
     for way in ways:
-        judged = [verdict for verdict in found if way in verdict["ratio"]]
-        missed = [verdict for verdict in judged if verdict["ratio"][way] > verdict["target"]]
-        at_most_one = sum(verdict["ratio"][way] <= 1.0 for verdict in judged)
+        judged = [one for one in found if way in one.ratio]
+        missed = [one for one in judged if one.ratio[way] > one.target]
+        at_most_one = sum(one.ratio[way] <= 1.0 for one in judged)
         sentence = f"{len(judged) - len(missed)} of {len(judged)} targets are met {names[way]}"
         sentence += f", {at_most_one} with a ratio of at most 1"
         if missed:
-            which = (
-                f"{one['case']} {one['scorer']} {one['ratio'][way]:.2f} (at most {one['target']:g})" for one in missed
-            )
+            which = (f"{one.case} {one.scorer} {one.ratio[way]:.2f} (at most {one.target:g})" for one in missed)
             sentence += f"; not met: {', '.join(which)}"
-        told.append(sentence + ".")
+        sentences.append(sentence + ".")
     disturbed = sum(map(is_disturbed, records))
     if disturbed:
-        told.append(
+        sentences.append(
             f"{disturbed} of {len(records)} rows were disturbed, with medians above {DISTURBED:g} times the fastest "
             "call, and are not judged: measure them again when nothing else runs."
         )
@@ -149,11 +156,11 @@ def summary(records: Sequence[Record]) -> list[str]:
     if memory:
         most = max(memory, key=lambda record: record["memory_ratio"])
         within = sum(record["memory_ratio"] <= MEMORY for record in memory)
-        told.append(
+        sentences.append(
             f"A training step takes at most {MEMORY:g} times nn.LSTM's memory in {within} of {len(memory)} rows; "
             f"the most is {most['memory_ratio']:.2f} (case {most['case']}, {most['scorer']}, {most['precision']})."
         )
-    return told
+    return sentences
 
 
 # Cells
@@ -222,8 +229,8 @@ def line(record: Record) -> str:
     parts: list[str] = []
     for way, ratio in record["ratio"].items():
         if BOTH in ratio:
-            ours, torchs, told = _times(record, way)
-            parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {told}")
+            ours, torchs, ratio_shown = _times(record, way)
+            parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {ratio_shown}")
     if record["kind"] == "context":
         beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
         parts.append(f"{record['beside']} {show_time(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")

@@ -42,7 +42,7 @@ def standing_lines(standings: Iterable[Standing]) -> list[str]:
     lines: list[str] = []
     for standing in standings:
         iterations = f"{standing.iterations}/{standing.job.config.training.iterations}"
-        lines.append(f"{standing.job.label:{width}}  {standing.state:9}  {iterations:>13}  {standing.told}".rstrip())
+        lines.append(f"{standing.job.label:{width}}  {standing.state:9}  {iterations:>13}  {standing.summary}".rstrip())
     counts = Counter(standing.state for standing in standings)
     return [*lines, f"{len(standings)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items())]
 
