@@ -50,12 +50,7 @@ def tables(by_row: ByRow) -> list[str]:
     ]
     for section in PAPERS_TABLES:
         rows = section.rows
-        parts += [
-            f"### {heading(rows, by_row)}",
-            _command(section),
-            _unit(section.task),
-            table(rows, by_row),
-        ]
+        parts += [f"### {heading(rows, by_row)}", _command(section), _unit(section.task), table(rows, by_row)]
         if drawn_rows(section, by_row):
             parts.append(f"![Learning curves of {title(rows, by_row)}](images/{curves_of(section.task)})")
     return parts

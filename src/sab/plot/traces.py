@@ -96,7 +96,7 @@ def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
 
     for place in reversed(range(len(HOPS))):
         chosen = {hop: share for (hop, hops), share in arcs.items() if min(hops, len(HOPS) - 1) == place}
-        lines = [_arc(hop, steps) for hop in chosen]
+        lines = [arc(*hop, steps) for hop in chosen]
         widths = [width(share) for share in chosen.values()]
         axes.add_collection(LineCollection(lines, colors=HOPS[place], linewidths=widths, alpha=0.8, capstyle="round"))
     segments = [[(start, 0.0), (end, 0.0)] for start, end in along]
@@ -112,10 +112,10 @@ def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _arc(hop: Skip, steps: int) -> NDArray[Any]:
-    """Half of an ellipse between two steps, the higher the farther they are apart."""
+def arc(step: int, kept_at: int, steps: int) -> NDArray[Any]:
+    """Points [60, 2] on half an ellipse between two steps, the higher the farther they are apart."""
     angle = numpy.linspace(0.0, numpy.pi, 60)
-    middle, half = (hop.step + hop.kept_at) / 2, (hop.step - hop.kept_at) / 2
+    middle, half = (step + kept_at) / 2, (step - kept_at) / 2
     height = (2 * half / max(steps - 1, 1)) ** 0.7
     return numpy.column_stack([middle + half * numpy.cos(angle), height * numpy.sin(angle)])
 

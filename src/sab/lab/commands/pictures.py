@@ -57,11 +57,7 @@ def plot_attention(run: RunFolder, out: Picture = None) -> int:
 
 
 def plot_credit_paths(
-    run: RunFolder,
-    target_step: int | None = None,
-    target_unit: int | None = None,
-    row: int = 0,
-    out: Picture = None,
+    run: RunFolder, target_step: int | None = None, target_unit: int | None = None, row: int = 0, out: Picture = None
 ) -> int:
     """Draw to which past moments an output is credited, and by which paths: `sab.trace` on a test sequence.
 

@@ -239,11 +239,7 @@ def train(job: Job, device: str, share: int, mailbox: Any, commit: str | None) -
     if share > 1:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         job.note(together=max(share, job.noted().get("together", 1)))
-    with (
-        tempfile.TemporaryDirectory() as own,
-        torch_settings(job.config.training, where),
-        Interrupt() as interrupt,
-    ):
+    with tempfile.TemporaryDirectory() as own, torch_settings(job.config.training, where), Interrupt() as interrupt:
         runner = Runner([job], Path(own), where, board, lambda: interrupt.requested, commit)
         runner.run(1, set() if job.result() is None else {job.label}, set())
     made = runner.outcome

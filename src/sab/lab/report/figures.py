@@ -21,15 +21,7 @@ from torch import Tensor
 
 from sab.errors import UserValueError
 from sab.lab.files import replacing
-from sab.lab.report.performance import (
-    BOTH,
-    SWEPT,
-    Record,
-    common_way,
-    load,
-    microseconds_a_step,
-    swept_records,
-)
+from sab.lab.report.performance import BOTH, SWEPT, Record, common_way, load, microseconds_a_step, swept_records
 from sab.lab.training import evaluation
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device

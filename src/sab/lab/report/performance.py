@@ -189,11 +189,7 @@ def _times(record: Record, way: str) -> list[str]:
     if BOTH not in record["ratio"].get(way, {}):
         return [NONE] * 3
     ours = record["milliseconds"]["ours"][way][BOTH]["median"]
-    return [
-        show_time(ours),
-        show_time(torch_milliseconds(record, way, BOTH)),
-        f"{record['ratio'][way][BOTH]:.2f}",
-    ]
+    return [show_time(ours), show_time(torch_milliseconds(record, way, BOTH)), f"{record['ratio'][way][BOTH]:.2f}"]
 
 
 def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
