@@ -51,6 +51,8 @@ def test_what_has_a_target_comes_first_and_sweeps_last() -> None:
 
 
 def test_a_case_has_no_target_on_another_device_nor_at_another_size() -> None:
+    on_cpu = [row for row in bench.rows(bench.default_cases(CPU), CPU) if row.kind == "required"]
+    assert all(row.target and row.precision == "float32" for row in on_cpu)
     assert {row.target for row in bench.rows("A", CPU)} == {None}
     quick = bench.rows("ACT", CUDA, quick=True)
     assert {row.target for row in quick} == {None}

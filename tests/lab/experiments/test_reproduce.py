@@ -411,6 +411,14 @@ def test_a_file_that_is_none_of_records_is_told(text: str) -> None:
         records.load("copying", Path("results"))
 
 
+def test_at_least_one_row_and_seed(rows: list[Row]) -> None:
+    with pytest.raises(UserError, match="rows must be at least one"):
+        call([])
+    with pytest.raises(UserError, match="seeds must be different whole numbers"):
+        call(rows, seeds=[])
+    assert not Path("runs").exists()
+
+
 def test_lines_elsewhere_and_bars_on_a_terminal(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
     told = io.StringIO()

@@ -48,7 +48,7 @@ Event = tuple[str, tuple[Any, ...]]
 
 
 class Finished(NamedTuple):
-    """What came of a task."""
+    """The outcome of a task."""
 
     record: Record | None
     failed: str | None
@@ -91,7 +91,7 @@ def reproduce_on_ray(
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """A cluster is there to be used for a while."""
+    """Connects to a cluster, or starts a local one, and disconnects at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     alone: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
@@ -173,7 +173,7 @@ class _Driver:
         return task.remote(job, self._device, share, self._mailbox, self._commit)
 
     def _end(self, job: Job, reference: Any) -> None:
-        """Takes what came of a task."""
+        """Handles the outcome of a task."""
         self._board.close(job.label)
         try:
             record, failed, line = ray.get(reference)
@@ -192,7 +192,7 @@ class _Driver:
 
     def _show_reports(self) -> None:
         reports: list[tuple[str, list[Event]]] = []
-        with contextlib.suppress(RayError):  # the actor's machine was lost; it begins anew
+        with contextlib.suppress(RayError):  # the actor's machine was lost; Ray restarts it
             reports = ray.get(self._mailbox.take.remote())
         for label, events in reports:
             for method, arguments in events:
@@ -208,7 +208,7 @@ class _Driver:
 
 
 def _sentence(error: RayError) -> str:
-    """Why there is nothing from a task; an error in it has its traceback before it."""
+    """Why a task returned nothing: the last line of its own error, or the first line of Ray's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if isinstance(error, RayTaskError) else f"{lines[0].rstrip('.')}."
 

@@ -33,12 +33,12 @@ class Bar:
         self._bars.stop()
 
     def begin(self, what: str) -> None:
-        """Something is being measured, or prepared."""
+        """Shows what is being measured or prepared."""
         self._bars.update(self._bar, description=what)
         self._bars.refresh()
 
     def end(self, line: str) -> None:
-        """It was, and this is what came of it."""
+        """The row is measured; prints its line."""
         self._bars.advance(self._bar)
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -97,7 +97,7 @@ class Board:
         self._bars.update(self._all, completed=len(self._ended))
 
     def end(self, label: str, line: str) -> None:
-        """A run came to its end, or failed, and this is what came of it."""
+        """A run ended or failed; prints its line."""
         self.skip(label)
         self.show(f"[{len(self._ended)}/{self._total}] {line}")
 

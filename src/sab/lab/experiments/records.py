@@ -184,7 +184,7 @@ def _first_wrong(record: Record) -> str | None:
 
 
 def _is_attention(noted: Any) -> bool:
-    """Whether it is the attention at some moments, a table of numbers each, if it is there at all."""
+    """Whether stored attention is missing, or a table of numbers for each moment."""
     if noted is None:
         return True
     tables = noted["moments"].values() if _has_entries(noted, ATTENTION) else [[]]

@@ -45,7 +45,7 @@ from sab.lab.training.turns import by_turns
 TOGETHER = {"cuda": 8, "cpu": 1}
 """How many runs take turns on each type of device."""
 LARGEST_SMALL = 128
-"""The hidden size up to which runs share a device; with a larger one a run has it to itself."""
+"""The largest hidden size with which runs share a device; larger models run alone."""
 OTHER_LENGTH_BATCHES = 4
 """How many batches a test at another length takes its means over."""
 LONGEST_END = 15.0
@@ -228,7 +228,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """How many runs can come to their end."""
+        """How many runs can finish."""
         return len(self.jobs) - len(self.lacking)
 
     def is_late(self) -> bool:

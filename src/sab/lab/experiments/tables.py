@@ -88,7 +88,7 @@ class Row:
 
     @property
     def is_papers(self) -> bool:
-        """Whether the paper has it; of SAB's readings it is ours that stands for its row."""
+        """Whether the row is in the paper; of SAB's readings only *ours* counts."""
         return bool(self.paper) and self.reading in (None, "ours")
 
     @property
@@ -107,7 +107,7 @@ class Row:
         return replace(config, model=replace(config.model, **model), training=replace(config.training, **changed))
 
     def on(self, data_dir: Path | None) -> Row:
-        """The row on what a folder of data has: on the text8 prefix where that is all of text8 that is there."""
+        """The row on the data in a folder: on the text8 prefix where only that part of text8 is available."""
         if self.task != "text8":
             return self
         is_prefix = data.has("text8 prefix", data_dir) and not data.has("text8", data_dir)

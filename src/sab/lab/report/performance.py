@@ -131,7 +131,7 @@ def verdicts(records: Iterable[Record]) -> list[Verdict]:
 
 
 def summary(records: Sequence[Record]) -> list[str]:
-    """What came of the targets, in a sentence for each."""
+    """Sentences on how many targets are met, on disturbed rows and on memory."""
     sentences: list[str] = []
     found = verdicts(records)
     ways = dict.fromkeys(way for one in found for way in one.ratio)
@@ -216,7 +216,7 @@ def show_time(x: float) -> str:
 
 
 def line(record: Record) -> str:
-    """What a person reads of a record when it is there."""
+    """A record in one line."""
     label = f"{record['case']}  n={record['hidden_size']} T={record['steps']}  {record['scorer']} {record['precision']}"
     if record["beside"] is not None:
         label += f", {record['beside']}"

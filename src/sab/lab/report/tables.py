@@ -61,7 +61,7 @@ def title(rows: Iterable[Row], by_row: ByRow) -> str:
 
 
 def heading(rows: Sequence[Row], by_row: ByRow) -> str:
-    """The same as a heading has it."""
+    """The data's names as a heading."""
     return ", ".join(TITLES.get(name, name) for name in title(rows, by_row).split(", "))
 
 

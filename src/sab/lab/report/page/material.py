@@ -14,7 +14,7 @@ from sab.lab.report.numbers import ByRow
 from sab.lab.training.run import Run
 
 BENCHMARKS = Path("benchmarks/results")
-"""Where a repository has its benchmark's records, seen from the folder that has its results."""
+"""Folder of the benchmark's records, relative to the parent of the results folder."""
 
 
 @dataclass
