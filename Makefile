@@ -52,21 +52,21 @@ bench: $(READY)
 
 # The tables and figures of docs/performance.md, from the records that are kept.
 performance: $(READY)
-	$(BIN)/sab plot bench benchmarks/results/*.jsonl --out docs/images --page docs/performance.md
+	$(BIN)/python -m tools.performance
 
 # The tables and figures of docs/results.md and the README, from the records that are kept.
 results: $(READY)
-	$(BIN)/sab reproduce --report
+	$(BIN)/python -m tools.results
 
 # Every file that is read, damaged in 50,000 ways, and 5,000 command lines; what came of it goes to tests/faults/fuzz.jsonl.
 fuzz: $(READY)
-	$(BIN)/python -m tests.faults.fuzz_campaign
+	$(BIN)/python -m tools.fuzz
 
 test-faults: fuzz
 
-# Runs that are killed, interrupted, damaged and hindered for real; what came of it goes to tests/faults/results.jsonl.
+# Runs that are killed, interrupted, damaged and hindered for real.
 test-faults: $(READY)
-	FAULTS_RESULTS=tests/faults/results.jsonl $(BIN)/python -m pytest -m slow tests/faults
+	$(BIN)/python -m pytest -m slow tests/faults
 
 # The documentation as a site, in site/.
 docs: $(READY)
@@ -74,7 +74,7 @@ docs: $(READY)
 
 # The two pictures of docs/method.md, from the demonstration's run.
 pictures: demo
-	$(BIN)/python tools/pictures.py demo/sab
+	$(BIN)/python -m tools.pictures demo/sab
 
 clean:
 	rm -rf .venv demo runs dist site .pytest_cache .ruff_cache .hypothesis .coverage

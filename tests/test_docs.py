@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -25,9 +24,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from sab.lab import cli
-from sab.lab.commands import datasets, experiments, pictures, training
+from sab.lab.commands import datasets, pictures, training
 from sab.lab.experiments.demo import RECIPE
 from sab.lab.training import train
+from tools import pictures as method_pictures
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,7 +39,6 @@ PARSED_ALONE = {
     "doctor": "tries every backend; test_doctor.py runs it",
     "report": "traces many steps; tests of the page run it",
     "watch": "serves until it is stopped",
-    "plot bench": "renews the pictures of the records",
     "plot scaling": "reads the records",
     "data get": "needs a network",
 }
@@ -163,7 +162,7 @@ def exit_status(arguments: list[str]) -> int:
 
 def short(arguments: list[str]) -> list[str]:
     """The command, but one that would train for hours says what it would train."""
-    instead = {"--list", "--status", "--report"}
+    instead = {"--list", "--status"}
     return [*arguments, "--list"] if arguments[0] == "reproduce" and not instead & set(arguments) else arguments
 
 
@@ -179,7 +178,6 @@ def short_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = replace(RECIPE.model, hidden_size=8)
     train(RECIPE.task, model, replace(RECIPE.training, iterations=2, eval_every=1, batch_size=2), Path("demo/sab"))
     Path("mine.txt").write_text("the cat sat on the mat\n" * 20, encoding="utf-8")
-    monkeypatch.setattr(experiments, "_report", lambda results: 0)
     for name in PARSED_ALONE:
         stub_command(name, monkeypatch)
     for name in ("_train_one", "_train_seeds"):
@@ -246,7 +244,7 @@ def test_site_is_made_without_a_warning(tmp_path: Path) -> None:
 def test_pictures_of_the_method_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "images").mkdir()
     monkeypatch.setattr(sys, "argv", ["pictures.py", "demo/sab", "--out", "images", "--target-step", "48"])
-    runpy.run_path(str(ROOT / "tools" / "pictures.py"), run_name="__main__")
+    method_pictures.main()
     for name in ("forward.svg", "backward.svg"):
         kept = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
         drawn = (tmp_path / "images" / name).read_text(encoding="utf-8")

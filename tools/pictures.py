@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from sab import Trace, trace
-from sab.lab.report.drawing import COLOURS, GREY
 from sab.lab.report.figures import save
 from sab.lab.tasks.copying import BLANK, DIGITS, MARKER, Copying
 from sab.lab.training import Run
 from sab.lab.training.checkpoint import load_model
+from sab.plot.drawing import COLOURS, GREY
+from sab.plot.traces import arc
 
 READ, ALONG, CUT, FAINT = COLOURS[0], COLOURS[2], COLOURS[1], "0.85"
 DOT = 5.5
@@ -142,13 +143,8 @@ def _draw_reads(axes: Axes, traced: Trace, reader: int, colour: str) -> None:
 
 
 def _draw_arc(axes: Axes, reader: int, kept_at: int, steps: int, colour: str, width: float) -> None:
-    """Half of an ellipse between two steps, the higher the farther they are apart."""
-    angle = torch.linspace(0.0, torch.pi, 80)
-    middle, half = (reader + kept_at) / 2, (reader - kept_at) / 2
-    height = (2 * half / steps) ** 0.7
     axes.plot(
-        (middle + half * angle.cos()).tolist(),
-        (height * angle.sin()).tolist(),
+        *arc(reader, kept_at, steps + 1).T,
         color=colour,
         linewidth=max(width, 0.3),
         solid_capstyle="round",

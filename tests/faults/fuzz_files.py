@@ -26,16 +26,18 @@ import torch
 
 from sab.config import SABConfig
 from sab.lab.data import DATASETS, formats, store
-from sab.lab.experiments import calls, records, reproduce
+from sab.lab.experiments import records, reproduce
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
-from sab.lab.report import datasets, performance, results
+from sab.lab.report import performance, results, tables
 from sab.lab.tasks import Copying, Text8
 from sab.lab.training import Run, TrainConfig, checkpoint, text, train
 from sab.lab.training.progress import show_headline, show_seconds
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json, mutated_value
 from tests.lab import tiny
 from tests.lab.report.made_up import record as made_up_record
+from tools.performance import page_part as bench_page_part
+from tools.results import page_part
 
 Attempt = Callable[[Random], None]
 BOMB = bytes(3_000_000)
@@ -129,23 +131,10 @@ def state_json(folder: Path) -> Attempt:
     return attempt
 
 
-def model_safetensors(folder: Path) -> Attempt:
-    """The weights of a checkpoint, with a right checksum."""
+def tensors(name: str, folder: Path) -> Attempt:
+    """One of the two files with tensors that a run is resumed from, with a right checksum."""
     run = _trained(folder)
-    path = _newest(run.checkpoints) / "model.safetensors"
-    good, resume = [path.read_bytes()], _resumption(run)
-
-    def attempt(random: Random) -> None:
-        put_signed(path, _mutated_tensors(random, good))
-        resume()
-
-    return attempt
-
-
-def training_safetensors(folder: Path) -> Attempt:
-    """What else a run is resumed from, with a right checksum."""
-    run = _trained(folder)
-    path = _newest(run.checkpoints) / "training.safetensors"
+    path = _newest(run.checkpoints) / name
     good, resume = [path.read_bytes()], _resumption(run)
 
     def attempt(random: Random) -> None:
@@ -160,16 +149,16 @@ def best_folder(folder: Path) -> Attempt:
     run = _trained(folder, keep="best")
     best = _newest(run.best)
     state, weights = best / "state.json", best / "model.safetensors"
-    good, tensors = json.loads(state.read_text()), [weights.read_bytes()]
+    good, good_weights = json.loads(state.read_text()), [weights.read_bytes()]
     model, step = run.config.build_model(CPU), int(best.name.removeprefix("step-"))
 
     def attempt(random: Random) -> None:
-        weights.write_bytes(tensors[0])
+        weights.write_bytes(good_weights[0])
         if random.random() < 0.5:
             state.write_bytes(mutated_json(random, good))
         else:
             state.write_text(json.dumps(good))
-            put_signed(weights, _mutated_tensors(random, tensors))
+            put_signed(weights, _mutated_tensors(random, good_weights))
         checkpoint.load_best(run.best, run.config, model, step)
 
     return attempt
@@ -240,23 +229,9 @@ def results_jsonl(folder: Path) -> Attempt:
         path.write_bytes(_mutated_lines(random, good))
         by_row = results.load(folder)
         if random.random() < 0.2:  # it takes long
-            results.page_part(by_row, "images").encode()
+            page_part(by_row).encode()
         else:
-            datasets.table([row], by_row).encode()
-
-    return attempt
-
-
-def calls_jsonl(folder: Path) -> Attempt:
-    """What calls took, as the report gets it."""
-    good = list(map(json.loads, calls.path_in(Path(__file__).parents[2] / "results").read_text().splitlines()))
-    by_row = {row.id: [made_up_record(row.id)] for row in ROWS.values() if row.is_papers}
-    path = calls.path_in(folder)
-
-    def attempt(random: Random) -> None:
-        path.write_bytes(_mutated_lines(random, good[:3]))
-        read = calls.load(folder)
-        "".join(results.total_time(by_row, read)).encode()
+            json.dumps(tables.table_cells([row], by_row)).encode()
 
     return attempt
 
@@ -290,7 +265,7 @@ def bench_jsonl(folder: Path) -> Attempt:
 
     def attempt(random: Random) -> None:
         path.write_bytes(_mutated_lines(random, good))
-        performance.page_part(performance.load([path]), "images").encode()
+        bench_page_part(performance.load([path])).encode()
 
     return attempt
 
@@ -454,13 +429,12 @@ TARGETS: dict[str, Callable[[Path], Attempt]] = {
     "config.json": config_json,
     "config.json and state.json alike": run_folder,
     "checkpoint/state.json": state_json,
-    "checkpoint/model.safetensors": model_safetensors,
-    "checkpoint/training.safetensors": training_safetensors,
+    "checkpoint/model.safetensors": functools.partial(tensors, "model.safetensors"),
+    "checkpoint/training.safetensors": functools.partial(tensors, "training.safetensors"),
     "best/": best_folder,
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,
     "results/*.jsonl": results_jsonl,
-    "results/calls.jsonl": calls_jsonl,
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,

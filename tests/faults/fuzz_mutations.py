@@ -13,36 +13,9 @@ EDGES = (0, 1, 2, 7, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 10**7, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400),
     *(0.0, -0.0, 0.5, -1.5, 1e-320, 1e299, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
-    *(
-        "",
-        " ",
-        "a",
-        "None",
-        "nan",
-        "0",
-        "sab",
-        "auto",
-        "../../outside",
-        "/etc/passwd",
-        "a\nb",
-        "\x1b[2J",
-        "\x00",
-        "\ud800",
-    ),
-    *(
-        "\u202e",
-        "é" * 40,
-        "x" * 5000,
-        "%s{0}",
-        "<script>",
-        [],
-        {},
-        [[]],
-        [None],
-        {"": None},
-        {"a": {"b": []}},
-        [1] * 300,
-    ),
+    *("a None nan 0 sab auto ../../outside /etc/passwd %s{0} <script> \x1b[2J \x00 \ud800 \u202e".split(" ")),
+    *("", " ", "a\nb", "é" * 40, "x" * 5000),
+    *([], {}, [[]], [None], {"": None}, {"a": {"b": []}}, [1] * 300),
 )
 
 
@@ -108,16 +81,8 @@ def _splice(random: Random, content: bytearray, good: Sequence[bytes]) -> None:
 
 
 _BYTE_MUTATIONS = (
-    _flip_bits,
-    _flip_bits,
-    _set_number,
-    _set_number,
-    _set_digits,
-    _cut,
-    _remove,
-    _repeat,
-    _insert,
-    _splice,
+    *(_flip_bits, _flip_bits, _set_number, _set_number),
+    *(_set_digits, _cut, _remove, _repeat, _insert, _splice),
 )
 
 

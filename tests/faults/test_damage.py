@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sab.lab.cli import main
-from tests.faults.conftest import Record
 from tests.faults.lives import contents, train
 from tests.lab.training.runs import newest
 
@@ -58,10 +57,5 @@ def test_three_damages(tmp_path: Path, capsys: Any, caplog: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_damages(tmp_path: Path, capsys: Any, caplog: Any, record: Record) -> None:
+def test_a_hundred_damages(tmp_path: Path, capsys: Any, caplog: Any) -> None:
     damage_and_resume(tmp_path, 100, 1, capsys, caplog)
-    record(
-        "a damaged newest checkpoint (a bit, a cut, a hole, a file removed)",
-        100,
-        "a warning, the one before it used; the resumed run equals the whole one",
-    )

@@ -18,20 +18,12 @@ from safetensors.torch import load_file, save
 from sab.errors import UserValueError
 from sab.lab import cli
 from sab.lab.training import Run
-from tests.faults.fuzz_campaign import (
-    COMMAND_LINES,
-    COMMANDS,
-    PAGE,
-    RESULTS,
-    fuzz,
-    fuzz_commands,
-    fuzz_files,
-    page_part,
-)
-from tests.faults.fuzz_campaign import INPUTS as ALL_INPUTS
+from tests.faults.fuzz import COMMANDS, fuzz, fuzz_commands, fuzz_files
 from tests.faults.fuzz_files import TARGETS, put_signed
 from tests.faults.fuzz_mutations import mutated_bytes, mutated_json
 from tests.faults.fuzz_watch import Forbidden, watching
+from tools.fuzz import COMMAND_LINES, PAGE, RESULTS, page_part
+from tools.fuzz import INPUTS as ALL_INPUTS
 
 SOURCE = Path(cli.__file__).parents[1]
 INPUTS = 150

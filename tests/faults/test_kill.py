@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Record
 from tests.faults.lives import Life, contents, train
 
 OPTIONS = "--eval-every 20 --checkpoint-every 15 --keep best".split()
@@ -27,8 +26,6 @@ class Killer:
         self.kills = 0
         self.while_writing = 0
         """How many of them left half a checkpoint behind."""
-        self.before_training = 0
-        """How many of them came before the run was begun or resumed."""
 
     def strike(self, life: Life, out: Path) -> bool:
         """Whether the process was still alive to be killed."""
@@ -42,7 +39,6 @@ class Killer:
         life.kill()
         self.kills += 1
         self.while_writing += bool(_halves(out) - left)
-        self.before_training += not (out / "config.json").exists()
         return True
 
     def _wait_for_a_checkpoint(self, life: Life, out: Path, left: set[Half]) -> None:
@@ -67,7 +63,7 @@ def _halves(out: Path) -> set[Half]:
     return found
 
 
-def kill_and_resume(folder: Path, kills: int, longest: float, iterations: int, seed: int) -> tuple[Killer, int]:
+def kill_and_resume(folder: Path, kills: int, longest: float, iterations: int, seed: int) -> Killer:
     """Runs that are killed so often in all, each resumed until it ends as the one that nobody killed."""
     options = [*OPTIONS, "--iterations", str(iterations)]
     assert Life(train(folder / "whole", *options), folder / "told").end() == 0
@@ -86,7 +82,7 @@ def kill_and_resume(folder: Path, kills: int, longest: float, iterations: int, s
             if not was_killed:
                 break
         assert contents(out) == expected
-    return killer, runs
+    return killer
 
 
 def complete(out: Path) -> list[int]:
@@ -95,20 +91,11 @@ def complete(out: Path) -> list[int]:
 
 
 def test_killed_three_times(tmp_path: Path) -> None:
-    killer, _ = kill_and_resume(tmp_path, 3, 0.6, 70, seed=0)
+    killer = kill_and_resume(tmp_path, 3, 0.6, 70, seed=0)
     assert killer.kills == 3
 
 
 @pytest.mark.slow
-def test_killed_a_hundred_times(tmp_path: Path, record: Record) -> None:
-    killer, runs = kill_and_resume(tmp_path, 100, 1.5, 600, seed=1)
+def test_killed_a_hundred_times(tmp_path: Path) -> None:
+    killer = kill_and_resume(tmp_path, 100, 1.5, 600, seed=1)
     assert killer.while_writing >= 20
-    record(
-        "SIGKILL at random moments",
-        killer.kills,
-        "resumed each time: final weights, Adam's state, result and every line of metrics.jsonl, but for the times in "
-        "it, equal those of the run that was never killed, bit for bit",
-        runs=runs,
-        while_a_checkpoint_was_written=killer.while_writing,
-        before_there_was_a_run=killer.before_training,
-    )

@@ -15,7 +15,6 @@ import pytest
 
 from sab.lab import cli
 from sab.lab.training import Run, distributed
-from tests.faults.conftest import Record
 from tests.lab.training.test_distributed import words
 
 PATIENCE = 150.0
@@ -67,7 +66,7 @@ def wait_and_kill(process: subprocess.Popen[str], out: Path, rank: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_a_killed_process_ends_the_run_and_a_restart_resumes_it(processes: int, tmp_path: Path, record: Record) -> None:
+def test_a_killed_process_ends_the_run_and_a_restart_resumes_it(processes: int, tmp_path: Path) -> None:
     out = tmp_path / "several"
     long = words(out, iterations=300, eval_every=100)
     process = torchrun(processes, long, "--max-restarts", "1")
@@ -84,11 +83,10 @@ def test_a_killed_process_ends_the_run_and_a_restart_resumes_it(processes: int, 
     ours, theirs = (Run.open(tmp_path / name).evaluations() for name in ("several", "one"))
     assert [line["step"] for line in ours] == [line["step"] for line in theirs] == [100, 200, 300]
     assert ours[0]["loss"] == pytest.approx(theirs[0]["loss"], abs=1e-5)
-    record(f"one of {processes} processes of a run killed", 1, "restarted by torchrun and resumed from its checkpoint")
 
 
 @pytest.mark.slow
-def test_where_torchrun_is_killed_its_processes_end_with_a_checkpoint(tmp_path: Path, record: Record) -> None:
+def test_where_torchrun_is_killed_its_processes_end_with_a_checkpoint(tmp_path: Path) -> None:
     """Else they would go on without it, with the folder's lock, and nobody could resume the run."""
     out = tmp_path / "several"
     process = torchrun(2, words(out, iterations=100_000, eval_every=1000))
@@ -102,11 +100,10 @@ def test_where_torchrun_is_killed_its_processes_end_with_a_checkpoint(tmp_path: 
     made = int(told.partition("Interrupted after ")[2].split()[0])
     assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
     assert not (out / ".lock").exists()
-    record("torchrun itself killed, 2 processes", 1, "all ended after the same iteration, with its checkpoint")
 
 
 @pytest.mark.slow
-def test_a_signal_that_torchrun_passes_on_ends_all(tmp_path: Path, record: Record) -> None:
+def test_a_signal_that_torchrun_passes_on_ends_all(tmp_path: Path) -> None:
     """As a scheduler sends it to the command of a job."""
     out = tmp_path / "several"
     process = torchrun(2, words(out, iterations=100_000, eval_every=1000), "--signals-to-handle", "SIGTERM,SIGUSR1")
@@ -116,11 +113,10 @@ def test_a_signal_that_torchrun_passes_on_ends_all(tmp_path: Path, record: Recor
     assert "Interrupted after " in told, errors
     made = int(told.partition("Interrupted after ")[2].split()[0])
     assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
-    record("SIGUSR1 to torchrun itself, 2 processes", 1, "all ended after the same iteration, with its checkpoint")
 
 
 @pytest.mark.slow
-def test_a_signal_ends_all_with_one_checkpoint(tmp_path: Path, record: Record) -> None:
+def test_a_signal_ends_all_with_one_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "several"
     process = torchrun(2, words(out, iterations=100_000, eval_every=1000))
     wait_for(lambda: list((out / "checkpoint").glob("step-0000002*")), process)
@@ -132,4 +128,3 @@ def test_a_signal_ends_all_with_one_checkpoint(tmp_path: Path, record: Record) -
     made = int(told.partition("Interrupted after ")[2].split()[0])
     assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
     assert not (out / ".lock").exists()
-    record("SIGUSR1 to one of 2 processes of a run", 1, "all ended after the same iteration, with its checkpoint")

@@ -17,7 +17,6 @@ import pytest
 from sab.lab.experiments import records
 from sab.lab.experiments.reproduce import Job, jobs_of, reproduce
 from sab.lab.training import Run
-from tests.faults.conftest import Record
 from tests.lab.experiments.conftest import tiny_rows
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -72,7 +71,7 @@ def timeless(results: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_s_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path: Path, record: Record) -> None:
+def test_a_killed_worker_s_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path: Path) -> None:
     rows, process = tiny_rows(), start(tmp_path, 200, 1, 2)
     victim = jobs_of([rows[2]], [0], tmp_path / "runs", 200, "cpu")[0]
     wait_for(lambda: (victim.made() or 0) >= 8, process)
@@ -88,11 +87,10 @@ def test_a_killed_worker_s_run_goes_on_from_its_checkpoint_to_the_same_record(tm
     assert "[2/2] " in said
     reproduce([rows[1], rows[2]], [0], tmp_path / "here", tmp_path / "alone", iterations=200, device="cpu")
     assert timeless(tmp_path / "results") == timeless(tmp_path / "alone")
-    record("a worker of a Ray cluster killed while it trains", 1, "resumed from its checkpoint, the same record")
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_checkpoints_and_nothing_running(tmp_path: Path, record: Record) -> None:
+def test_ctrl_c_leaves_checkpoints_and_nothing_running(tmp_path: Path) -> None:
     rows, process = tiny_rows(), start(tmp_path, 100_000, 1, 2)
     jobs = jobs_of([rows[1], rows[2]], [0], tmp_path / "runs", 100_000, "cpu")
     wait_for(lambda: any((job.made() or 0) >= 8 for job in jobs), process)
@@ -108,4 +106,3 @@ def test_ctrl_c_leaves_checkpoints_and_nothing_running(tmp_path: Path, record: R
         if made is not None:
             lines = Run.open(job.folder).evaluations()
             assert made >= lines[-1]["step"], "the checkpoint is of the end, and not of a multiple of four"
-    record("Ctrl-C while a Ray cluster trains", 1, "checkpoints of the last iteration, no process left")

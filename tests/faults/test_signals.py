@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from sab.lab.training import trainer
-from tests.faults.conftest import Record
 from tests.faults.lives import Life, contents, train
 from tests.lab.training.runs import newest
 
@@ -54,17 +53,12 @@ def test_two_signals(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sixty_signals(tmp_path: Path, record: Record) -> None:
+def test_sixty_signals(tmp_path: Path) -> None:
     heard = 0
     for number in range(20):
         (tmp_path / str(number)).mkdir()
         heard += interrupt_and_resume(tmp_path / str(number), ["SIGINT", "SIGTERM", "SIGUSR1"], seed=number)
     assert heard >= 30
-    record(
-        "SIGINT, SIGTERM and SIGUSR1 at random moments",
-        heard,
-        "a checkpoint, exit status 130, 143 or 138, and the command to resume, with which the run equals the whole one",
-    )
 
 
 def announce_evaluations(path: Path) -> None:
@@ -107,9 +101,9 @@ def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-def compete(folder: Path) -> None:
-    """Two processes on one folder, of which the first is then killed."""
-    out = folder / "run"
+def test_two_processes_and_one_folder(tmp_path: Path) -> None:
+    """Of the two the first is then killed."""
+    folder, out = tmp_path, tmp_path / "run"
     first = Life(train(out, *options(100_000)), folder / "first")
     assert first.wait_for((out / "metrics.jsonl").exists)
     second = Life(train(out, *options(100_000)), folder / "second")
@@ -122,20 +116,3 @@ def compete(folder: Path) -> None:
     assert third.wait_for(lambda: any("iterations " in line for line in third.told)), third.told
     third.send(signal.SIGTERM)
     assert third.end() == 143
-
-
-def test_two_processes_and_one_folder(tmp_path: Path) -> None:
-    compete(tmp_path)
-
-
-@pytest.mark.slow
-def test_two_processes_and_one_folder_twenty_times(tmp_path: Path, record: Record) -> None:
-    for number in range(20):
-        (tmp_path / str(number)).mkdir()
-        compete(tmp_path / str(number))
-    record(
-        "two processes on one folder",
-        20,
-        "the second is refused in a sentence with the host and process id of the first; once that was killed, the next "
-        "one takes over",
-    )

@@ -77,6 +77,24 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def interrupted(evaluated: Path, *options: str) -> tuple[list[str], str]:
+    """The lines and the errors of a process that gets Ctrl-C once its run has been evaluated."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "sab", *COPYING, *options, "--iterations", "100000", "--checkpoint-every", "100000"],
+        env={**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (evaluated / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130
+    return out.splitlines(), err
+
+
 @pytest.fixture
 def trained(capsys: Capture) -> Path:
     assert run(*COPYING, "--out", "trained") == 0
@@ -99,18 +117,12 @@ def test_help_and_version(capsys: Capture) -> None:
         assert f"usage: sab {command}" in capsys.readouterr().out
 
 
-def test_train_has_the_flags_of_its_dataclasses(capsys: Capture) -> None:
-    assert run("train", "copying", "--help") == 0
-    told = capsys.readouterr().out
-    flags = """--length --encoding --method --cell --hidden-size --num-layers --k-top --k-att --k-trunc --scorer
-        --weighting --forward --incorporate --readout --iterations --batch-size --lr --memory-lr --clip --seed
-        --device --precision --cuda-graph --no-cuda-graph --threads --eval-every --stop-at --patience --keep --seeds
-        --out --resume"""
-    for flag in flags.split():
-        assert f" {flag} " in told or f" {flag}," in told, flag
-    assert "(default: 20000)" in told, "the task's recipe"
-    assert run("train", "adding", "--help") == 0
-    assert "--encoding" not in capsys.readouterr().out
+def test_options_reach_the_run() -> None:
+    options = "--cell gru --scorer dot --forward dense --clip None --memory-lr 0.25 --readout hidden+summary --out run"
+    assert run(*COPYING, *options.split()) == 0
+    config = Run.open(Path("run")).config
+    assert (config.model.cell, config.model.memory.forward, config.training.clip) == ("gru", "dense", None)
+    assert (config.model.readout, config.training.memory_lr) == ("hidden+summary", 0.25)
 
 
 def test_tasks(capsys: Capture) -> None:
@@ -132,28 +144,6 @@ def test_train_every_task_by_every_method(task: str, method: str, capsys: Captur
     assert "Finished all 6 iterations." in told
     assert f"sab plot {out}" in told
     assert json.loads((out / "result.json").read_text())["status"] == "finished"
-
-
-def test_options_reach_the_run() -> None:
-    options = [
-        "--cell",
-        "gru",
-        "--scorer",
-        "dot",
-        "--weighting",
-        "softmax_sink",
-        "--forward",
-        "dense",
-        "--clip",
-        "None",
-        "--memory-lr",
-        "0.25",
-    ]
-    assert run(*COPYING, *options, "--readout", "hidden+summary", "--incorporate", "concat", "--out", "run") == 0
-    config = Run.open(Path("run")).config
-    assert (config.model.cell, config.model.memory.forward, config.training.clip) == ("gru", "dense", None)
-    assert (config.model.readout, config.model.memory.incorporate) == ("hidden+summary", "concat")
-    assert config.training.memory_lr == 0.25
 
 
 def test_eval(trained: Path, capsys: Capture) -> None:
@@ -486,32 +476,18 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
         (["train", "copying", "--length", "0"], "--length must be a whole number of at least 1; got 0."),
         (["train", "adding", "--length", "1"], "--length must be a whole number of at least 2; got 1."),
         (["train", "copying", "--k-trunc", "0"], "--k-trunc must be a whole number of at least 1, or None; got 0."),
-        (["train", "copying", "--k-trunc", "-5"], "--k-trunc must be a whole number of at least 1, or None; got -5."),
         (["train", "copying", "--k-top", "-1"], "--k-top must be a whole number of at least 0; got -1."),
-        (["train", "copying", "--k-att", "0"], "--k-att must be a whole number of at least 1; got 0."),
-        (["train", "copying", "--hidden-size", "0"], "--hidden-size must be a whole number of at least 1; got 0."),
-        (["train", "copying", "--num-layers", "-2"], "--num-layers must be a whole number of at least 1; got -2."),
-        (["train", "copying", "--iterations", "0"], "--iterations must be a whole number of at least 1; got 0."),
-        (["train", "copying", "--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
         (["train", "copying", "--lr", "0"], "--lr must be a finite number above 0 and at most 1e+30; got 0.0."),
-        (["train", "copying", "--lr", "nan"], "--lr must be a finite number above 0 and at most 1e+30; got nan."),
         (["train", "copying", "--clip", "-1"], "--clip must be a finite number above 0; got -1.0."),
-        (["train", "copying", "--patience", "0"], "--patience must be a whole number of at least 1, or None; got 0."),
         (["train", "copying", "--keep", "worst"], "--keep must be one of last, best; got 'worst'."),
-        (["train", "copying", "--seed", "-1"], "--seed must be a whole number of at least 0; got -1."),
         (["train", "copying", "--seeds", "0,0"], f"{SEEDS}; got '0,0'."),
-        (["train", "copying", "--seeds", "a"], f"{SEEDS}; got 'a'."),
         (["train", "copying", "--seeds", "0,,1"], f"{SEEDS}; got '0,,1'."),
-        (["train", "copying", "--seeds", "0,-1"], f"{SEEDS}; got '0,-1'."),
-        (["train", "copying", "--seeds", "1e3"], f"{SEEDS}; got '1e3'."),
         (["train", "copying", "--seeds", ""], "--seeds must not be empty; got ''."),
         (["train", "copying", "--seeds", "9" * 20], "--seeds must be a whole number of at least 0, and at most"),
         (["train", "copying", "--seeds", "0,1", "--seed", "2"], "--seeds must not be given together with --seed"),
         (["train", "copying", "--seed=2", "--seeds=0,1"], "--seeds must not be given together with --seed; got both."),
         (["train", "copying", "--seeds", "0", "--out", "file"], "--out 'file/seed-0' must be a place that can be"),
         (["train", "copying", "--seeds", "0", "--out", "no", "--resume"], "--out 'no/seed-0' must be the folder of a"),
-        (["train", "copying", "--eval-every", "0"], "--eval-every must be a whole number of at least 1; got 0."),
-        (["train", "copying", "--threads", "0"], "--threads must be a whole number of at least 1, or None; got 0."),
         (["train", "copying", "--method", "tbptt", "--k-trunc", "None"], "--k-trunc must be a whole number"),
         (["train", "copying", "--forward", "dense", "--weighting", "relu"], "--weighting must be one of softmax"),
         (["train", "copying", "--out", "file"], "--out 'file' must be a folder; it is a file."),
@@ -536,9 +512,6 @@ def test_one_sentence_for_a_mistake(arguments: list[str], start: str, capsys: Ca
     ("arguments", "words"),
     [
         (["train", "copying", "--scorer", "oracle"], ["--scorer", "oracle", "affine", "mlp", "dot"]),
-        (["train", "copying", "--weighting", "gut"], ["--weighting", "gut", "relu_norm", "softmax_sink"]),
-        (["train", "copying", "--cell", "brain"], ["--cell", "brain", "lstm", "gru"]),
-        (["train", "copying", "--method", "luck"], ["--method", "luck", "sab", "tbptt"]),
         (["train", "copying", "--device", "abacus"], ["--device", "abacus", "auto", "cuda"]),
         (["train", "copying", "--length", "ten"], ["--length", "ten", "must be a whole number;"]),
         (["train", "copying", "--k-trunc", "1.5"], ["--k-trunc", "1.5", "must be a whole number, or None"]),
@@ -652,23 +625,8 @@ def test_as_a_process() -> None:
 
 
 def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(capsys: Capture) -> None:
-    options = [*COPYING, "--out", "a run", "--iterations", "100000", "--checkpoint-every", "100000"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "sab", *options],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not Path("a run/metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=60)
-    assert started.returncode == 130
+    (*_, message, resume), err = interrupted(Path("a run"), "--out", "a run")
     assert "Traceback" not in err
-    *_, message, resume = out.splitlines()
     checkpoint = max(Path("a run/checkpoint").iterdir())
     step = int(checkpoint.name.removeprefix("step-"))
     assert step >= 3
@@ -712,22 +670,8 @@ def test_a_seed_that_diverges_is_no_success(capsys: Capture, monkeypatch: pytest
 
 
 def test_ctrl_c_with_several_seeds_writes_all_checkpoints_and_says_how_to_resume(capsys: Capture) -> None:
-    options = [*COPYING, "--out", "my runs", "--seeds", "0,1", "--iterations", "100000", "--checkpoint-every", "100000"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "sab", *options],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not Path("my runs/seed-1/metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=60)
-    assert (started.returncode, err) == (130, "")
-    *_, first, second, resume = out.splitlines()
+    (*_, first, second, resume), err = interrupted(Path("my runs/seed-1"), "--out", "my runs", "--seeds", "0,1")
+    assert err == ""
     assert re.fullmatch(r"Seed 0: interrupted after \d+ iterations\.", first)
     assert re.fullmatch(r"Seed 1: interrupted after \d+ iterations\.", second)
     assert resume == "Resume with: sab train copying --out 'my runs' --seeds 0,1 --resume"

@@ -1,6 +1,6 @@
-"""The command `sab`: finds the command that is meant, and tells what went wrong.
+"""The command `sab`: finds the command, runs it, and reports what went wrong.
 
-What the user got wrong is told in one sentence on stderr, with exit status 2; a bug shows its traceback.
+A user's mistake is one sentence on stderr with exit status 2; a bug shows its traceback.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sab.lab.commands.exits import DONE, INTERRUPTED, OUTPUT_CLOSED, USER_ERROR
 from sab.lab.extras import EXTRAS, missing
 
 
-def _say_missing(error: ModuleNotFoundError) -> int:
-    """Tells which extra would have installed a package; any other missing module is a bug."""
+def _print_missing(error: ModuleNotFoundError) -> int:
+    """Prints which extra installs a missing package; any other missing module is a bug."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error
@@ -31,7 +31,7 @@ try:
     from sab.lab.commands import datasets, experiments, machine, models, pictures, training
     from sab.lab.commands.parsing import call, with_flag
 except ModuleNotFoundError as error:
-    sys.exit(diagnosis.main() if sys.argv[1:2] == ["doctor"] else _say_missing(error))
+    sys.exit(diagnosis.main() if sys.argv[1:2] == ["doctor"] else _print_missing(error))
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": training.train,
@@ -52,7 +52,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, by default that of the process; gives the exit status."""
+    """Runs the command line, by default that of the process; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name may have what no encoding has
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sab: {with_flag(mistake)}", file=sys.stderr)
         return USER_ERROR
     except ModuleNotFoundError as error:
-        return _say_missing(error)
+        return _print_missing(error)
     except (MemoryError, RuntimeError, TypeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -81,17 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OUTPUT_CLOSED
         raise
     except OSError as error:
-        return _say_refused(error) if error.filename is not None else _say_unheard(error)
+        return _print_refused(error) if error.filename is not None else _print_output_error(error)
 
 
-def _say_refused(error: OSError) -> int:
-    """Tells which file or folder the system refused, as one that is closed to this user."""
+def _print_refused(error: OSError) -> int:
+    """Prints which file or folder the system refused, such as one without permission."""
     print(f"sab: {error.filename!r} must be there and open to you; it is not: {error.strerror}.", file=sys.stderr)
     return USER_ERROR
 
 
-def _say_unheard(error: OSError) -> int:
-    """Tells why stdout takes no more, as on a full disk; nothing where its reader went away, as `head` does."""
+def _print_output_error(error: OSError) -> int:
+    """Prints why stdout failed, as on a full disk; nothing where its reader has gone, as `head` does."""
     try:
         print(flush=True)  # if it is stdout that failed, it fails again
     except OSError:
@@ -126,7 +126,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error is torch's or Python's way to say that a tensor is too large; torch has several."""
+    """Whether an error means that a tensor is too large; torch has several such errors."""
     words = (
         "allocate memory",
         "not enough memory",
@@ -134,5 +134,5 @@ def _is_out_of_memory(error: Exception) -> bool:
         "calculation overflowed",
         "multiplication overflow",
     )
-    told = str(error)
-    return isinstance(error, MemoryError) or any(word in told for word in (*words, "Overflow when unpacking"))
+    message = str(error)
+    return isinstance(error, MemoryError) or any(word in message for word in (*words, "Overflow when unpacking"))

@@ -126,14 +126,14 @@ def test_large_models_have_a_whole_gpu_and_small_ones_share_it(
         ("cpu", 8, False, 0),
     ):
         monkeypatch.setattr(Job, "is_large", is_large)
-        cluster._Driver(plan, Path("results"), device, together, None, cluster.FarBoard(None))._begin(job)
+        cluster._Driver(plan, Path("results"), device, together, None, cluster.RemoteBoard(None))._begin(job)
         assert ray.asked[job.label] == {"num_cpus": 1, "num_gpus": gpus, "max_retries": cluster.RETRIES}
 
 
 def test_when_the_time_is_over_every_task_is_cancelled(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Answers(monkeypatch)
     plan = cluster.make_plan(rows[:3], [0], Path("runs"), 1e-9, None, "auto", None)
-    driver = cluster._Driver(plan, Path("results"), "cpu", 8, None, cluster.FarBoard(None))
+    driver = cluster._Driver(plan, Path("results"), "cpu", 8, None, cluster.RemoteBoard(None))
     driver.run(plan.is_late)
     assert ray.cancelled == [job.label for job in plan.jobs]
     assert driver.outcome.left == plan.jobs
@@ -145,7 +145,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, list[cluster.Event]]] = []
-        self.tell = self
+        self.post = self
 
     def remote(self, label: str, events: list[cluster.Event]) -> None:
         self.said.append((label, events))

@@ -46,7 +46,7 @@ def test_all_tables(capsys: Capture) -> None:
     told = capsys.readouterr().out
     assert "[8/8] " in told
     assert told.endswith("All 8 runs are at their end; their records are in results.\n")
-    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "calls.jsonl", "copying.jsonl"]
+    assert sorted(path.name for path in Path("results").iterdir()) == ["adding.jsonl", "copying.jsonl"]
     assert len(records.load("copying", Path("results"))) == 6
     assert run("--seeds", "0,1") == 0
     assert capsys.readouterr().out == "All 8 runs are at their end; their records are in results.\n"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
-
 from sab.lab.experiments.recipe import OURS
-from sab.lab.experiments.settings import PAPERS
-from sab.lab.experiments.tables import ROWS, find
-from sab.lab.report import datasets
-from sab.lab.report.datasets import table
+from sab.lab.experiments.tables import ROWS
+from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED
 from tests.lab.report import made_up
 from tests.lab.report.made_up import by_row, diverged, record
+from tools import datasets
+from tools.pages import table
 
 PTB, MNIST, TEXT8 = "ptb-sab-5-10-ours", "mnist-sab-14-10-ours", "text8-sab-5-5-ours"
 
@@ -73,68 +70,23 @@ def test_stale_records_are_marked() -> None:
 def test_the_prefix_is_named_wherever_its_numbers_are() -> None:
     made = by_row(record(TEXT8, part="prefix"), record("text8-bptt", part="prefix"))
     assert made_up.cells(table([ROWS[TEXT8]], made))["data"] == "text8 prefix"
-    assert "### text8 prefix" in datasets.tables(made, "images")
-    assert "![Learning curves of text8 prefix](images/text8.png)" in datasets.tables(made, "images")
+    assert "### text8 prefix" in datasets.tables(made)
+    assert "![Learning curves of text8 prefix](images/text8.png)" in datasets.tables(made)
     assert any(part.startswith("text8 prefix: bits per character") for part in datasets.readme(made))
     assert "data" not in cells(TEXT8, record(TEXT8))
-    assert "### text8" in datasets.tables({}, "images")
+    assert "### text8" in datasets.tables({})
     both = by_row(record(TEXT8, part="prefix"), record("text8-bptt"))
-    assert "### text8, text8 prefix" in datasets.tables(both, "images")
+    assert "### text8, text8 prefix" in datasets.tables(both)
 
 
 def test_a_command_runs_the_rows_of_its_table() -> None:
-    sections = [*datasets.PAPERS_TABLES, datasets.PERMUTED, *datasets.CELLS, *datasets.UNCLIPPED]
+    sections = [*PAPERS_TABLES, PERMUTED, *CELLS, *UNCLIPPED]
+    page = "\n".join([*datasets.tables({}), *datasets.beyond({})])
     for section in sections:
-        task, patterns = re.findall(r"sab reproduce (\w+) --rows '(.*)' --seeds 0,1,2", section.command)[0]
-        assert find([task], patterns.split(",")) == section.rows
+        assert f"sab reproduce {section.task} --rows '{section.patterns}' --seeds 0,1,2" in page
     shown = {row.id for section in sections for row in section.rows}
     assert shown == {row.id for row in ROWS.values() if row.length is None}, "every row is in a table"
-    for section in datasets.PAPERS_TABLES:
+    for section in PAPERS_TABLES:
         assert {row.id for row in section.rows} >= {
             row.id for row in ROWS.values() if row.task == section.task and row.paper
         }
-
-
-def test_beyond_the_paper() -> None:
-    made = by_row(
-        record(f"{PTB}-gru", value=1.5), record(PTB, value=1.4), record("mnist-permuted-bptt-ours", value=0.9)
-    )
-    text = "\n\n".join(datasets.beyond(made, "images"))
-    assert "| SAB | ours | 5 | 10 | 2 | gru | – | – | 1.510 | 1.500 |" in text
-    assert "| SAB | ours | 5 | 10 | 2 | lstm | 1.49 | 1.40 | 1.410 | 1.400 |" in text
-    assert "| LSTM, full BPTT | our training, no memory | – | – | – | 91.00 | 90.00 |" in text
-    assert "![" not in text, "there is none without clipping"
-    made = by_row(record(MNIST), record(f"{MNIST}-unclipped", value=0.9))
-    text = "\n\n".join(datasets.beyond(made, "images"))
-    assert "(images/clipping.png)" in text
-    epochs = f"{OURS['mnist'].epochs:g}"
-    assert f"| none | – | – | 91.00 | 90.00 | 90.00 | 1 | {epochs} | 2 | 2 |" in text
-    assert list(datasets.clipping_pairs(made)) == ["Pixel-by-pixel MNIST"]
-
-
-@pytest.mark.parametrize(("task", "setting"), [(task, setting) for task in PAPERS for setting in (PAPERS, OURS)])
-def test_the_settings_are_those_of_the_rows(task: str, setting: dict[str, Any]) -> None:
-    name = "ours" if setting is OURS else "the paper's"
-    reading = "ours" if setting is OURS else "as released"
-    row = next(row for row in ROWS.values() if (row.task, row.reading, row.otherwise) == (task, reading, {}))
-    options = row.config(0).options()
-    lines = [line for line in datasets.settings_table().splitlines() if line.startswith(f"| {task} | {name} |")]
-    (told,) = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    assert told[2:4] == [str(options["hidden_size"]), str(options["batch_size"])]
-    assert (float(told[5]), float(told[7]), float(told[8])) == (
-        *(options["lr"], options["clip"]),
-        options["input_scale"],
-    )
-    assert [float(cell) for cell in told[9:11]] == [options["dropout"], options["weight_decay"]]
-    assert told[11:13] == ["yes" if options.get("shifted") else "no", f"{setting[task].epochs:g}"]
-    assert told[13:] == ["–" if options["patience"] is None else str(options["patience"]), options["precision"]]
-
-
-def test_the_readme() -> None:
-    made = by_row(record("ptb-bptt", value=1.4), record(MNIST, 0, 0.97), record(MNIST, 1, 0.98))
-    text = "\n\n".join(datasets.readme(made))
-    heading = "Penn Treebank: bits per character, the paper's / here, median (seeds); `sab reproduce ptb`:"
-    assert heading in text
-    assert "| LSTM, full BPTT | 1.48 / 1.410 (1) | 1.38 / 1.400 (1) | 1.400 (1) |" in text
-    assert "| SAB, k_trunc = 5, k_top = 10 | 1.49 / not run | 1.40 / not run | not run |" in text
-    assert "| SAB, k_trunc = 14, k_top = 10 | 92.2 / 98.50 (2) | 90.9 / 97.50 (2) |" in text

@@ -4,15 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from sab.config import SABConfig
 from sab.lab.models import ModelConfig
-from sab.lab.report.figures import attention_map, learning_curves, mean_attention, save
+from sab.lab.report import figures
+from sab.lab.report.figures import attention, learning_curve, mean_attention, save
 from sab.lab.tasks import Adding, Copying, Task
 from sab.lab.training import Run, TrainConfig, train
 from sab.lab.training.checkpoint import load_model
+from tests.lab.report.test_performance import sweep
 
 TRAINING = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1)
 
@@ -57,8 +62,8 @@ def test_weights_of_a_softmax_add_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:
     run = trained(tmp_path / "run", task, num_layers=layers)
-    attention = attention_map(run)
-    panels = [axes for axes in attention.axes if axes.images]
+    drawn = attention(run)
+    panels = [axes for axes in drawn.axes if axes.images]
     assert len(panels) == layers
     assert panels[-1].get_xlabel().startswith("time step of the attended microstate")
     # The centre of the first column is the first microstate's time step, that of the first row the first step shown.
@@ -67,10 +72,10 @@ def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:
         run.config.model.memory.k_att,
         task.attending_steps[0],
     )
-    curves = learning_curves({"one": run, "other": run})
+    curves = learning_curve({"one": run, "other": run})
     assert [axes.get_xlabel() for axes in curves.axes] == ["iteration", "iteration"]
     assert [text.get_text() for text in curves.legends[0].get_texts()] == ["one", "other", "chance"]
-    for name, figure in (("attention.png", attention), ("curves.png", curves)):
+    for name, figure in (("attention.png", drawn), ("curves.png", curves)):
         save(figure, tmp_path / name)
         assert imread(tmp_path / name).std() > 0.01
     assert not list(tmp_path.glob(".*"))
@@ -79,17 +84,99 @@ def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:
 def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
     run = trained(tmp_path / "plain", Adding(length=4), method="tbptt")
     with pytest.raises(ValueError, match="must be a run of a model with a memory; it has none"):
-        attention_map(run)
+        attention(run)
     run = trained(tmp_path / "short", Adding(length=4), k_att=4)
     with pytest.raises(ValueError, match="must have sequences longer than k_att; they have 4 steps"):
-        attention_map(run)
+        attention(run)
     (run.path / "metrics.jsonl").unlink()
     with pytest.raises(ValueError, match=r"must hold evaluations to be plotted; its metrics\.jsonl has none yet"):
-        learning_curves({"short": run})
+        learning_curve({"short": run})
 
 
 def test_a_metric_that_was_not_finite_leaves_a_gap(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", Adding(length=4))
     line = run.evaluations()[-1]
     run.log({**line, "step": 6, "metrics": {"mse": None}})
-    save(learning_curves({"run": Run(run.path, replace(run.config))}), tmp_path / "curves.png")
+    save(learning_curve({"run": Run(run.path, replace(run.config))}), tmp_path / "curves.png")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of one task, the second without a memory, and one of another task."""
+    folder = tmp_path_factory.mktemp("runs")
+    training = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1)
+    model = ModelConfig(hidden_size=6, memory=SABConfig(k_top=3, k_trunc=4))
+    train(Copying(length=3), model, training, folder / "sab")
+    train(Copying(length=3), replace(model, method="tbptt"), training, folder / "tbptt")
+    train(Adding(length=6), model, training, folder / "adding")
+    return [folder / "sab", folder / "tbptt", folder / "adding"]
+
+
+def test_the_trace_of_a_run_is_of_its_model_on_test_data(runs: list[Path]) -> None:
+    trace = figures.trace_of(Run.open(runs[0]), target_step=20, row=2)
+    assert trace.target_step == 20
+    assert len(trace.numbers) == 23
+    assert trace.value != figures.trace_of(Run.open(runs[0]), target_step=20, row=1).value
+
+
+def test_every_kind_as_its_own_figure_and_in_given_axes(runs: list[Path]) -> None:
+    drawings: list[tuple[Any, Any, str]] = [
+        (figures.attention, runs[0], "time step of the attended microstate (grey: not kept yet)"),
+        (figures.learning_curve, runs[:2], "iteration"),
+        (figures.gradient_norms, Run.open(runs[0]), "iteration"),
+        (figures.scaling, sweep(), "steps T"),
+    ]
+    for draw, of, label in drawings:
+        assert label in [one.get_xlabel() for one in draw(of).axes], draw
+        figure = Figure()
+        other, given = figure.subplots(1, 2)
+        assert draw(of, ax=given) is figure
+        assert given.get_xlabel() == label
+        assert not other.has_data()
+
+
+def test_runs_and_their_labels(runs: list[Path]) -> None:
+    assert list(figures.labelled(runs)) == ["sab", "tbptt", "adding"]
+    assert list(figures.labelled(str(runs[0]))) == ["sab"]
+    assert list(figures.labelled({"one": runs[0], "other": Run.open(runs[0])})) == ["one", "other"]
+    curves = figures.learning_curve({"one": runs[0], "other": runs[1]})
+    assert [text.get_text() for text in curves.legends[0].get_texts()] == ["one", "other", "chance"]
+    drawn = [line.get_marker() for line in curves.axes[0].lines]
+    assert len(set(drawn)) == len(drawn) == 2  # for print in black
+    norms = figures.gradient_norms(runs[:2])
+    told = [text.get_text() for text in norms.legends[0].get_texts()]
+    assert told == ["sab, largest", "sab, mean", "tbptt, largest", "tbptt, mean", "what it is clipped to"]
+    largest = norms.axes[0].lines[0].get_ydata()
+    assert numpy.asarray(largest).tolist() == [line["grad_norm_max"] for line in Run.open(runs[0]).evaluations()]
+    for given, sentence in (
+        ([], "runs must be at least one; got none"),
+        ([runs[0], runs[0]], "runs must be different ones; got one of them twice"),
+        ([runs[0], runs[2]], "runs must be of one task; got copying, adding"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            figures.learning_curve(given)
+
+
+def test_a_scorer_has_one_colour_in_both_sweeps() -> None:
+    figure = figures.scaling(sweep())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "SAB, affine",
+        "SAB, dot",
+        "SAB, mlp",
+        "torch.nn.LSTM",
+    ]
+    colours = {str(line.get_label()): line.get_color() for panel in figure.axes for line in panel.lines}
+    assert len(set(colours.values())) == 4
+    with pytest.raises(ValueError, match="records must hold a sweep, T or n of `sab bench --cases`; they hold none"):
+        figures.scaling([])
+
+
+def test_saved_in_the_format_of_the_name(tmp_path: Path) -> None:
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    for kind, start in starts.items():
+        for name in ("one", "again"):
+            save(figures.scaling(sweep()), tmp_path / f"{name}.{kind}")
+        assert (tmp_path / f"one.{kind}").read_bytes().startswith(start)
+        assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"again.{kind}").read_bytes()
+    with pytest.raises(ValueError, match=r"out must end in one of \.png, \.pdf, \.svg; got 'figure\.gif'"):
+        figures.check_picture(Path("figure.gif"))

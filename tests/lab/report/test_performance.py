@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.image import imread
 
 from sab.lab import cli
 from sab.lab.experiments import bench
 from sab.lab.experiments.timing import PASSES
 from sab.lab.report import performance
-from sab.lab.report.figures import step_times
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,7 +72,7 @@ def test_targets(entries: dict[str, Any], met: dict[str, bool], words: str) -> N
 def test_the_best_of_ours_decides() -> None:
     records = [record(ours=3.6), record(ours=2.8, precision="bfloat16"), record(ours=3.6, scorer="dot")]
     verdicts = performance.verdicts(records)
-    assert [(one["scorer"], one["ratio"]["eager"]) for one in verdicts] == [("mlp", 1.4), ("dot", 1.8)]
+    assert [(one.scorer, one.ratio["eager"]) for one in verdicts] == [("mlp", 1.4), ("dot", 1.8)]
     eager, graph, memory = performance.summary(records)
     assert eager.startswith("1 of 2 targets are met called as a user does, 0 with a ratio of at most 1")
     assert eager.endswith("; not met: A dot 1.80 (at most 1.5).")
@@ -115,51 +113,18 @@ def test_the_newest_of_several_counts(tmp_path: Path) -> None:
 def test_what_is_no_record_is_told(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(text)
-    assert cli.main(["plot", "bench", str(path), "-o", str(tmp_path)]) == 2
+    assert cli.main(["plot", "scaling", str(path), "-o", str(tmp_path / "scaling.png")]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"sab: records {str(path)!r} must be a file of JSON lines that `sab bench --output` wrote;")
     assert told.count("\n") == 1
 
 
 def test_no_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plot", "bench"]) == 2
+    assert cli.main(["plot", "scaling"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 # Showing
-
-
-def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    context = {"kind": "context", "beside": "reference", "target": None}
-    slow = record(speedup={"forward+backward": 60.0, "forward": 1.0}, **context)
-    slow["milliseconds"]["reference"] = {"eager": {"forward+backward": {"median": 180.0, "min": 170.0}}}
-    broken = record(scorer="dot", error="it broke")
-    path = save(tmp_path / "records.jsonl", [record(), broken, slow, *sweep()])
-    assert cli.main(["plot", "bench", str(path), "-o", str(tmp_path / "pictures")]) == 0
-    told = capsys.readouterr().out
-    assert "| A | mlp | float32 | triton | 3.00 | 2.00 | 1.50 | 1.50 | 1.50 | 1.00 | 1.50 | 1.25 | 1.5 | yes |" in told
-    assert "| A | dot | float32 | triton | failed |" in told
-    assert "dot float32: failed: it broke" in told
-    assert "| A | reference | mlp | 320 | 180 | 3.00 | 60.0 | – | – |" in told
-    assert "| T | affine | dot | nn.LSTM |" in told
-    assert "| 100 | 5.00 | 5.00 | 15.0 |" in told, "microseconds a step, from the graph"
-    for line in told.splitlines():
-        if line.startswith("|"):
-            assert line.endswith("|")
-    for picture in ("time-against-T.png", "time-against-n.png"):
-        assert imread(tmp_path / "pictures" / picture).std() > 0.01
-        assert picture in told
-
-
-def test_a_figure_says_what_it_shows() -> None:
-    figure = step_times([one for one in sweep() if one["case"] == "T"], "T")
-    left, right = figure.axes
-    assert left.get_ylabel() == "microseconds a step,\nfrom a CUDA graph"
-    assert (left.get_xlabel(), right.get_xlabel()) == ("steps T", "steps T")
-    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["SAB, affine", "SAB, dot", "torch.nn.LSTM"]
-    assert [line.get_ydata()[0] for line in left.lines] == [5.0, 5.0, 15.0]  # pyright: ignore
 
 
 def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
@@ -168,32 +133,3 @@ def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
     headers = [str(column.header) for column in performance.table([cpu]).columns]
     assert headers == ["case", "scorer", "precision", "ours / nn.LSTM, ms", "forward", "target", "met"]
     assert len(performance.table([record(), *sweep()]).columns) == 9
-
-
-# The page
-
-
-def test_a_page_is_renewed_between_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = save(tmp_path / "records.jsonl", [record(), *sweep()])
-    page = tmp_path / "docs" / "page.md"
-    page.parent.mkdir()
-    page.write_text(f"before\n{performance.BEGIN}\nold \\1\n{performance.END}\nafter\n")
-    command = ["plot", "bench", str(records), "-o", str(page.parent / "images"), "--page", str(page)]
-    assert cli.main(command) == 0
-    text = page.read_text()
-    assert text.startswith(f"before\n{performance.BEGIN}\nMeasured on")
-    assert text.endswith(f"{performance.END}\nafter\n")
-    assert "(images/time-against-T.png)" in text
-    assert "old" not in text
-    assert cli.main(command) == 0
-    assert page.read_text() == text
-    page.write_text("no markers")
-    assert cli.main(command) == 2
-    assert "must hold <!-- benchmark: begin -->" in capsys.readouterr().err
-
-
-def test_the_performance_page_is_up_to_date_with_the_committed_records() -> None:
-    page = ROOT / "docs" / "performance.md"
-    records = performance.load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
-    text = page.read_text(encoding="utf-8")
-    assert performance.renewed(text, records, "images", page) == text, "run: make performance"

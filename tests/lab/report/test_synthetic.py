@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sab.lab.experiments.tables import ROWS
-from sab.lab.report import synthetic
-from sab.lab.report.synthetic import table
 from tests.lab.report import made_up
 from tests.lab.report.made_up import SAB, by_row, diverged, record
+from tools import synthetic
+from tools.pages import table
 
 
 def cells(row: str, *made: dict[str, Any]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""The commands of `sab`: each parses, calls, prints, and gives an exit status."""
+"""The commands of `sab`: each parses, calls, prints, and returns an exit status."""

@@ -26,13 +26,18 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
         out: Folder for the two runs and the pictures; None means runs/demo-seed<seed>.
         seed: What the data and the initial weights depend on.
     """
-    from sab.lab.experiments.demo import demo as run_demo  # matplotlib takes a while to import
+    from sab.lab.experiments import demo as demonstration
+    from sab.lab.report import figures  # matplotlib takes a while to import
 
-    folder = Path(f"runs/demo-seed{seed}") if out is None else out
-    results = run_demo(folder, seed, console=Console())
+    folder, console = Path(f"runs/demo-seed{seed}") if out is None else out, Console()
+    results = demonstration.demo(folder, seed, console=console)
     if any(result.status == "interrupted" for result in results.values()):
         print(f"Interrupted. Go on with: sab demo --out {shlex.quote(str(folder))} --seed {seed}")
         return INTERRUPTED
+    runs = {label: folder / method for method, label in demonstration.LABELS.items()}
+    figures.save(figures.learning_curve(runs), folder / "curves.png")
+    figures.save(figures.attention(folder / "sab"), folder / "attention.png")
+    console.print(demonstration.table(results))
     print(f"Pictures: {folder / 'attention.png'}, {folder / 'curves.png'}")
     print(f"Runs: {folder / 'sab'}, {folder / 'tbptt'}")
     return DONE
@@ -117,7 +122,6 @@ def reproduce(
     address: str | None = None,
     show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
     status: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    report: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Train every row of the paper's tables, and show the paper's numbers beside ours.
 
@@ -129,7 +133,7 @@ def reproduce(
         minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
         iterations: How many iterations each row has; None means as many as its table says.
         out: Folder for the runs, which are skipped or continued where they are there already.
-        results: Folder for the records, one JSON line a run in a file for each task, and one a call in calls.jsonl.
+        results: Folder for the records, one JSON line a run in a file for each task.
         device: Where to train; auto takes CUDA where there is one.
         together: How many runs take turns, or with --on ray share a GPU; None means 8 on a GPU, which one leaves
             mostly idle, and 1 elsewhere. Runs with a hidden size above 128 have it to themselves.
@@ -141,7 +145,6 @@ def reproduce(
             RAY_ADDRESS or, without one, a local cluster that is started and ended by this command.
         show_list: Show the rows with the paper's values, and train nothing.
         status: Show what has ended, is under way or left, and train nothing.
-        report: Make docs/results.md, the README's table and the figures from the records, and train nothing.
     """
     from sab.lab.experiments import reproduce as runner
     from sab.lab.experiments.tables import find
@@ -156,8 +159,6 @@ def reproduce(
         standings = runner.standings(runner.jobs_of(chosen, numbers, out, iterations, device, data_dir), results)
         print("\n".join(tables.standing_lines(standings)))
         return DONE
-    if report:
-        return _report(results)
     if address is not None and on is None:
         raise UserValueError(f"address must be given together with --on ray; got {address!r} alone.", "address")
     options = minutes, iterations, device, together, commit, data_dir, Console()
@@ -183,22 +184,3 @@ def reproduce(
     if outcome.was_interrupted:
         return INTERRUPTED
     return FAILED if outcome.failed else DONE
-
-
-def _report(results: Path) -> int:
-    """Renews the tables and the figures of the repository in the current folder."""
-    from sab.lab.experiments import calls
-    from sab.lab.report import figures, pages  # matplotlib takes a while to import
-    from sab.lab.report import results as tables
-
-    read, made = tables.load(results), calls.load(results)
-    images = Path("docs/images")
-    pages.renew(Path("docs/results.md"), "results", tables.page_part(read, "images", made))
-    pages.renew(Path("README.md"), "results", tables.readme_part(read, made))
-    print("docs/results.md\nREADME.md")
-    with writing(images):
-        images.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.of_results(read).items():
-        figures.save(figure, images / name)
-        print(images / name)
-    return DONE

@@ -55,7 +55,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _backends() -> dict[str, str]:
-    """What is to be told of the backends, and what `auto` takes for the default layer on each kind of device."""
+    """Whether each backend can be used, and which one `auto` takes for the default layer on each kind of device."""
     import torch
 
     from sab.layers import SABLSTM

@@ -69,9 +69,9 @@ def evaluate_run(
 
 def _label(task: Task, best_at: int | None) -> str:
     """What goes with every figure of a run: the task's data where its name is not enough, and the best weights."""
-    told = [task.title] if task.title != task.name else []
-    told += [] if best_at is None else [f"weights of iteration {best_at}"]
-    return f"  # {', '.join(told)}" if told else ""
+    notes = [task.title] if task.title != task.name else []
+    notes += [] if best_at is None else [f"weights of iteration {best_at}"]
+    return f"  # {', '.join(notes)}" if notes else ""
 
 
 def sample(

@@ -1,4 +1,4 @@
-"""How a command's arguments are parsed, and mistakes in them told in a sentence."""
+"""Parses a command's arguments, and turns mistakes in them into sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Picture = Annotated[Path | None, tyro.conf.arg(aliases=["-o"])]
 
 
 def call(command: Callable[..., int], arguments: Sequence[str], called: str) -> int:
-    """What a command does with its arguments, which its signature tells how to parse."""
+    """Parses a command's arguments by its signature and calls it."""
 
     @functools.wraps(command)  # parsed first and called later, since what is written to stderr meanwhile is tyro's
     def parsed(*positional: Any, **options: Any) -> Any:
@@ -33,7 +33,7 @@ def call(command: Callable[..., int], arguments: Sequence[str], called: str) -> 
 
 def parse(what: Any, arguments: Sequence[str], **options: Any) -> Any:
     """What tyro makes of the arguments, with its boxes of several lines turned into one sentence."""
-    told = io.StringIO()
+    captured = io.StringIO()
     for before, argument in zip(("", *arguments), arguments, strict=False):
         if argument == "" and before.startswith("-"):
             raise UserValueError(f"{before} must not be empty; got ''.")
@@ -41,7 +41,7 @@ def parse(what: Any, arguments: Sequence[str], **options: Any) -> Any:
     pairs = zip(("", *arguments), arguments, strict=False)
     arguments = ["None" if one == "none" and before.startswith("-") else one for before, one in pairs]
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(captured):
             return tyro.cli(what, args=arguments, **options)
     except SystemExit as stop:
         # tyro has put a dataclass's own complaint into a box and into its own words; the sentence itself is clearer.
@@ -52,7 +52,7 @@ def parse(what: Any, arguments: Sequence[str], **options: Any) -> Any:
             cause = cause.__context__
         if not stop.code:
             raise
-        raise UserValueError(_sentence(told.getvalue())) from None
+        raise UserValueError(_sentence(captured.getvalue())) from None
 
 
 def _sentence(box: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,26 +20,26 @@ from sab.lab.training import Run
 def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:
     """Draw a run's learning curve and, where it has a memory, its attention; `sab plot KIND` draws one figure.
 
-    KIND is attention, credit-paths, learning-curve, gradient-norms, scaling or bench, and has options of its own:
+    KIND is attention, credit-paths, learning-curve, gradient-norms or scaling, and has options of its own:
     `sab plot KIND --help` shows them.
 
     Args:
         run: Folder of the run.
         out: Folder for the pictures; None means that of the run.
     """
-    from sab.lab.report.figures import attention_map, learning_curves, save  # matplotlib takes a while to import
+    from sab.lab.report import figures  # matplotlib takes a while to import
 
     opened = Run.open(run)
     folder = run if out is None else out
-    figures = {"learning_curve.png": learning_curves({opened.config.model.method: opened})}
+    drawn = {"learning_curve.png": figures.learning_curve({opened.config.model.method: opened})}
     if opened.config.task.steps <= opened.config.model.memory.k_att:
         print("No attention map: the sequences are not longer than k_att, so there is nothing to attend to.")
     elif opened.config.model.layer_config().k_top > 0:
-        figures["attention.png"] = attention_map(opened)
+        drawn["attention.png"] = figures.attention(opened)
     with writing(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        save(figure, folder / name)
+    for name, figure in drawn.items():
+        figures.save(figure, folder / name)
         print(folder / name)
     return DONE
 
@@ -55,15 +53,11 @@ def plot_attention(run: RunFolder, out: Picture = None) -> int:
     """
     from sab.lab.report import figures  # matplotlib takes a while to import
 
-    return _draw(lambda: figures.attention_map(Run.open(run)), out, run / "attention.png")
+    return _draw(lambda: figures.attention(run), out, run / "attention.png")
 
 
 def plot_credit_paths(
-    run: RunFolder,
-    target_step: int | None = None,
-    target_unit: int | None = None,
-    row: int = 0,
-    out: Picture = None,
+    run: RunFolder, target_step: int | None = None, target_unit: int | None = None, row: int = 0, out: Picture = None
 ) -> int:
     """Draw to which past moments an output is credited, and by which paths: `sab.trace` on a test sequence.
 
@@ -74,10 +68,11 @@ def plot_credit_paths(
         row: Which sequence of the test batch.
         out: The picture, which ends in .png, .pdf or .svg; None means credit-paths.png in the run's folder.
     """
-    from sab.lab.report import figures, traces  # matplotlib takes a while to import
+    from sab.lab.report import figures  # matplotlib takes a while to import
+    from sab.plot import credit_paths
 
     def figure() -> Any:
-        return traces.credit_paths(figures.trace_of(Run.open(run), target_step, target_unit, row))
+        return credit_paths(figures.trace_of(Run.open(run), target_step, target_unit, row))
 
     return _draw(figure, out, run / "credit-paths.png")
 
@@ -92,7 +87,7 @@ def plot_learning_curve(runs: RunFolders, out: Picture = None) -> int:
     from sab.lab.report import figures  # matplotlib takes a while to import
 
     opened = figures.labelled(runs)
-    return _draw(lambda: figures.learning_curves(opened), out, runs[0] / "learning-curve.png")
+    return _draw(lambda: figures.learning_curve(opened), out, runs[0] / "learning-curve.png")
 
 
 def plot_gradient_norms(runs: RunFolders, out: Picture = None) -> int:
@@ -118,45 +113,11 @@ def plot_scaling(
         records: What `sab bench --output` wrote; of several records about the same thing the newest counts.
         out: The picture, which ends in .png, .pdf or .svg.
     """
-    from sab.lab.report import figures, performance  # matplotlib takes a while to import
+    from sab.lab.report import figures  # matplotlib takes a while to import
 
     if not records:
         raise UserValueError("FILE must be given at least once; got none.")
-    return _draw(lambda: figures.scaling(performance.load(records)), out, out)
-
-
-def plot_bench(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("."),
-    page: Path | None = None,
-) -> int:
-    """Draw the benchmark's sweeps, and show its table as Markdown or renew the page that holds it.
-
-    Args:
-        records: What `sab bench --output` wrote; of several records about the same thing the newest counts.
-        out: Folder for the pictures.
-        page: Page whose table is to be renewed; None prints the table.
-    """
-    from sab.lab.report import performance
-    from sab.lab.report.figures import save, step_times  # matplotlib takes a while to import
-
-    if not records:
-        raise UserValueError("FILE must be given at least once; got none.")
-    read = performance.load(records)
-    with writing(out, "out"):
-        out.mkdir(parents=True, exist_ok=True)
-    for case in performance.SWEPT:
-        if swept := performance.swept_records(read, case):
-            picture = out / performance.sweep_picture(case)
-            save(step_times(swept, case), picture)
-            print(picture, file=sys.stderr if page is None else sys.stdout)
-    images = Path(os.path.relpath(out, Path(".") if page is None else page.parent)).as_posix()
-    if page is None:
-        print(performance.page_part(read, images))
-    else:
-        performance.renew(page, read, images)
-        print(page)
-    return DONE
+    return _draw(lambda: figures.scaling(records), out, out)
 
 
 def _draw(figure: Callable[[], Any], out: Path | None, default: Path) -> int:
@@ -215,6 +176,5 @@ PLOTS: dict[str, Callable[..., int]] = {
     "learning-curve": plot_learning_curve,
     "gradient-norms": plot_gradient_norms,
     "scaling": plot_scaling,
-    "bench": plot_bench,
 }
 """What `sab plot KIND` draws."""

@@ -130,7 +130,7 @@ def default_cases(device: torch.device) -> list[str]:
 
 
 def rows(names: Iterable[str], device: torch.device, compiled_steps: int = 32, quick: bool = False) -> list[Row]:
-    """What the cases of these names come to: what has a target first, then the context, then the sweeps."""
+    """The rows of the named cases: those with a target first, then the context, then the sweeps."""
     made: list[Row] = []
     for name in names:
         case = CASES[check_choice("cases", name, CASES)]
@@ -323,7 +323,7 @@ def _compile_ahead(
 
 
 def _in_another_process(what: str, row: Row, device: torch.device, seconds: float, limit: float) -> dict[str, Any]:
-    """What `main` answers in a process of its own, which is ended where it takes longer than `limit` seconds."""
+    """The answer of `main` in another process, which is killed after `limit` seconds."""
     request = json.dumps({"what": what, "row": asdict(row), "device": device.type, "seconds": seconds})
     command = [sys.executable, "-m", "sab.lab.experiments.bench", request]
     try:
@@ -337,7 +337,7 @@ def _in_another_process(what: str, row: Row, device: torch.device, seconds: floa
 
 
 def main(request: str) -> None:
-    """Prints the part of a record that `_in_another_process` asked for."""
+    """Prints the part of a record that `_in_another_process` requests."""
     asked = json.loads(request)
     row, device = Row(**asked["row"]), torch.device(asked["device"])
     if asked["what"] == "compile":

@@ -38,9 +38,9 @@ RETRIES = 3
 LOOK_EVERY = 0.5
 """Seconds after which the caller looks again at what has come."""
 REPORT_EVERY = 2.0
-"""Seconds after which a run tells again how far it is."""
+"""Seconds between two reports of a run."""
 KNOCK = 10.0
-"""Seconds after which nobody answers at an address."""
+"""Seconds to wait for an answer at an address."""
 OBJECT_STORE = 100 * 2**20
 """Bytes of a local cluster's store, which holds hardly anything."""
 Event = tuple[str, tuple[Any, ...]]
@@ -48,13 +48,13 @@ Event = tuple[str, tuple[Any, ...]]
 
 
 class Finished(NamedTuple):
-    """What came of a task."""
+    """The outcome of a task."""
 
     record: Record | None
     failed: str | None
     """Why the run could not go on, in a sentence."""
-    told: str
-    """What a person reads of it."""
+    line: str
+    """A line about it for a person."""
 
 
 def reproduce_on_ray(
@@ -91,7 +91,7 @@ def reproduce_on_ray(
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """A cluster is there to be used for a while."""
+    """Connects to a cluster, or starts a local one, and disconnects at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     alone: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
@@ -109,7 +109,7 @@ def _connected(address: str | None) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Whether anybody listens at an address; Ray itself waits for many minutes."""
+    """Raises where no one listens at an address; Ray itself would wait for many minutes."""
     if address in ("local", "auto"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -124,7 +124,7 @@ def _kind(device: str, board: Board) -> str:
     if device == "auto":
         return "cuda" if has_gpus else "cpu"
     if device == "cuda" and not has_gpus:
-        board.say("The cluster has no GPU now; the runs wait until it has one.")
+        board.show("The cluster has no GPU now; the runs wait until it has one.")
     return device
 
 
@@ -135,12 +135,12 @@ class _Driver:
         self.outcome = Outcome(failed=dict(plan.missing))
         self._plan, self._results, self._board = plan, results, board
         self._device, self._together, self._commit = device, together, commit
-        self._desk: Any = ray.remote(Desk).options(num_cpus=0, max_restarts=-1).remote()
+        self._mailbox: Any = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1).remote()
         self._came_to: dict[str, int] = {}
         self._done: set[str] = set()
 
     def run(self, is_over: Any) -> None:
-        """Trains what is not at its end but for what lacks its data; all end early when `is_over`."""
+        """Trains unfinished runs whose data are available; all end early when `is_over`."""
         pending = {self._begin(job): job for job in self._waiting()}
         is_cancelled = False
         while pending:
@@ -156,7 +156,7 @@ class _Driver:
         self.outcome.left = [job for job in self._plan.jobs if job.label not in self._done]
 
     def _waiting(self) -> Iterator[Job]:
-        """The jobs that somebody has to work on, if only to make a record."""
+        """The jobs that need work, if only to make a record."""
         for job in self._plan.jobs:
             run = job.stored() if job.label in self._plan.have_ended else None
             if run is not None and is_recorded(job, run, self._results):
@@ -170,31 +170,31 @@ class _Driver:
         share = 1 if job.is_large or self._device == "cpu" else self._together
         gpus = 0 if self._device == "cpu" else 1 / share
         task: Any = ray.remote(train).options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, name=job.label)
-        return task.remote(job, self._device, share, self._desk, self._commit)
+        return task.remote(job, self._device, share, self._mailbox, self._commit)
 
     def _end(self, job: Job, reference: Any) -> None:
-        """Takes what came of a task."""
+        """Handles the outcome of a task."""
         self._board.close(job.label)
         try:
-            record, failed, told = ray.get(reference)
+            record, failed, line = ray.get(reference)
         except TaskCancelledError:
             return
         except RayError as error:
             record, failed = None, _sentence(error)
-            told = f"{job.label}: failed: {failed}"
+            line = f"{job.label}: failed: {failed}"
         if record is not None:
-            told = self.outcome.keep(record, self._results, told)
+            line = self.outcome.keep(record, self._results, line)
             self._done.add(job.label)
         if failed is not None:
             self.outcome.failed[job.label] = failed
-        if told:  # else it has ended before its time
-            self._board.end(job.label, told)
+        if line:  # else it has ended before its time
+            self._board.end(job.label, line)
 
     def _show_reports(self) -> None:
-        told: list[tuple[str, list[Event]]] = []
-        with contextlib.suppress(RayError):  # the actor's machine was lost; it begins anew
-            told = ray.get(self._desk.take.remote())
-        for label, events in told:
+        reports: list[tuple[str, list[Event]]] = []
+        with contextlib.suppress(RayError):  # the actor's machine was lost; Ray restarts it
+            reports = ray.get(self._mailbox.take.remote())
+        for label, events in reports:
             for method, arguments in events:
                 if method == "begin":
                     self._show_begin(label, arguments[1])
@@ -202,13 +202,13 @@ class _Driver:
 
     def _show_begin(self, label: str, step: int) -> None:
         if step > self._came_to[label] or self._board.has(label):
-            self._board.say(f"{label}: its worker was lost, another one goes on")
+            self._board.show(f"{label}: its worker was lost, another one goes on")
         self._board.close(label)
         self._board.progress_of(label)
 
 
 def _sentence(error: RayError) -> str:
-    """Why there is nothing from a task; an error in it has its traceback before it."""
+    """Why a task returned nothing: the last line of its own error, or the first line of Ray's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if isinstance(error, RayTaskError) else f"{lines[0].rstrip('.')}."
 
@@ -216,72 +216,68 @@ def _sentence(error: RayError) -> str:
 # What runs elsewhere
 
 
-class Desk:
-    """Where the runs leave their reports, and the caller takes them from."""
+class Mailbox:
+    """The actor through which the runs report to the caller."""
 
     def __init__(self) -> None:
-        self._told: list[tuple[str, list[Event]]] = []
+        self._reports: list[tuple[str, list[Event]]] = []
 
-    def tell(self, label: str, events: list[Event]) -> None:
-        self._told.append((label, events))
+    def post(self, label: str, events: list[Event]) -> None:
+        self._reports.append((label, events))
 
     def take(self) -> list[tuple[str, list[Event]]]:
-        told, self._told = self._told, []
-        return told
+        reports, self._reports = self._reports, []
+        return reports
 
 
-def train(job: Job, device: str, share: int, desk: Any, commit: str | None) -> Finished:
+def train(job: Job, device: str, share: int, mailbox: Any, commit: str | None) -> Finished:
     """Brings a run to its record, from its checkpoint where there is one; Ctrl-C ends it with a checkpoint.
 
     `share` is how many runs have the device at once.
     """
-    where, board = resolve_device(device), FarBoard(desk)
+    where, board = resolve_device(device), RemoteBoard(mailbox)
     if share > 1:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         job.note(together=max(share, job.noted().get("together", 1)))
-    with (
-        tempfile.TemporaryDirectory() as own,
-        torch_settings(job.config.training, where),
-        Interrupt() as interrupt,
-    ):
+    with tempfile.TemporaryDirectory() as own, torch_settings(job.config.training, where), Interrupt() as interrupt:
         runner = Runner([job], Path(own), where, board, lambda: interrupt.requested, commit)
         runner.run(1, set() if job.result() is None else {job.label}, set())
     made = runner.outcome
-    return Finished(next(iter(made.recorded), None), made.failed.get(job.label), board.told)
+    return Finished(next(iter(made.recorded), None), made.failed.get(job.label), board.line)
 
 
-class FarBoard(Board):
-    """A board that nobody stands before: reports go to the desk, and the last word is kept."""
+class RemoteBoard(Board):
+    """The board of a remote task: reports go to the mailbox, and the last line is kept."""
 
-    def __init__(self, desk: Any):
+    def __init__(self, mailbox: Any):
         super().__init__(Console(quiet=True), total=1)
-        self._desk = desk
-        self.told = ""
+        self._mailbox = mailbox
+        self.line = ""
 
     def progress_of(self, label: str) -> Progress:
-        return FarProgress(self._desk, label)
+        return RemoteProgress(self._mailbox, label)
 
     def end(self, label: str, line: str) -> None:
-        self.told = line
+        self.line = line
 
 
-class FarProgress(Progress):
-    """Tells the desk how far a run is, every REPORT_EVERY seconds at most but for evaluations."""
+class RemoteProgress(Progress):
+    """Reports a run's progress to the mailbox: every evaluation, and iterations every REPORT_EVERY seconds at most."""
 
-    def __init__(self, desk: Any, label: str):
-        self._desk, self._label = desk, label
-        self._told_at = 0.0
+    def __init__(self, mailbox: Any, label: str):
+        self._mailbox, self._label = mailbox, label
+        self._reported_at = 0.0
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
-        self._tell(("begin", (headline, step, iterations, f"{where}, by {socket.gethostname()}")))
+        self._post(("begin", (headline, step, iterations, f"{where}, by {socket.gethostname()}")))
 
     def iteration(self, step: int, loss: float) -> None:
-        if time.monotonic() - self._told_at >= REPORT_EVERY:
-            self._tell(("iteration", (step, loss)))
+        if time.monotonic() - self._reported_at >= REPORT_EVERY:
+            self._post(("iteration", (step, loss)))
 
     def evaluation(self, line: ShownEvaluation) -> None:
-        self._tell(("iteration", (line["step"], line["loss"])), ("evaluation", (line,)))
+        self._post(("iteration", (line["step"], line["loss"])), ("evaluation", (line,)))
 
-    def _tell(self, *events: Event) -> None:
-        self._told_at = time.monotonic()
-        self._desk.tell.remote(self._label, list(events))
+    def _post(self, *events: Event) -> None:
+        self._reported_at = time.monotonic()
+        self._mailbox.post.remote(self._label, list(events))

@@ -11,9 +11,8 @@ from rich.table import Table
 from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.lab.models import ModelConfig
-from sab.lab.report.figures import attention_map, learning_curves, save
 from sab.lab.tasks import Copying
-from sab.lab.training import Result, Run, TrainConfig, train
+from sab.lab.training import Result, TrainConfig, train
 from sab.lab.training.progress import progress_for, show_seconds
 
 
@@ -46,10 +45,10 @@ LABELS = {"sab": "SAB", "tbptt": "truncated BPTT"}
 
 
 def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | None = None) -> dict[str, Result]:
-    """Trains SAB and truncated backpropagation, same size, same data, same truncation, and shows them side by side.
+    """Trains SAB and truncated backpropagation with the same size, data and truncation; `out` gets both runs.
 
-    Both runs and two pictures go to `out`. What is there already from the same recipe and seed is not trained again,
-    so that a demonstration that was interrupted goes on.
+    Runs of the same recipe and seed that are there already are not trained again, so an interrupted demonstration
+    goes on. The result of an interrupted one lacks what was not begun.
     """
     _check_out(out)
     console = console or Console()
@@ -67,9 +66,6 @@ def demo(out: Path, seed: int = 0, recipe: Recipe = RECIPE, console: Console | N
         )
         if results[method].status == "interrupted":
             return results
-    save(learning_curves({label: Run.open(out / method) for method, label in LABELS.items()}), out / "curves.png")
-    save(attention_map(Run.open(out / "sab")), out / "attention.png")
-    console.print(_table(recipe, results))
     return results
 
 
@@ -85,7 +81,8 @@ def _check_out(out: Path) -> None:
         )
 
 
-def _table(recipe: Recipe, results: dict[str, Result]) -> Table:
+def table(results: dict[str, Result], recipe: Recipe = RECIPE) -> Table:
+    """The results of both runs, for a terminal."""
     headline, dependency, k_trunc = recipe.task.headline, recipe.task.dependency, recipe.model.memory.k_trunc
     table = Table(title=f"copying: repeat digits seen {dependency} steps ago, chain cut every {k_trunc}")
     table.add_column("")

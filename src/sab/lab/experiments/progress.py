@@ -1,4 +1,4 @@
-"""What a person sees of a benchmark, or of the tables' runs, while they run."""
+"""Progress of a benchmark, or of the tables' runs, for a person."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sab.lab.tasks import Headline
 from sab.lab.training import progress as training_progress
 
 HEARTBEAT = 30.0
-"""Seconds after which runs under way are told of again where there is no terminal."""
+"""Seconds between two lines about a run under way where there is no terminal."""
 
 
 class Bar:
-    """A line for every row that is measured and, on a terminal, a bar that tells which one is being."""
+    """A line for every row that is measured and, on a terminal, a bar with the present one."""
 
     def __init__(self, console: Console, rows: int):
         self._console = console
@@ -32,12 +32,12 @@ class Bar:
         self._bars.stop()
 
     def begin(self, what: str) -> None:
-        """Something is being measured, or prepared."""
+        """Shows what is being measured or prepared."""
         self._bars.update(self._bar, description=what)
         self._bars.refresh()
 
     def end(self, line: str) -> None:
-        """It was, and this is what came of it."""
+        """The row is measured; prints its line."""
         self._bars.advance(self._bar)
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -55,15 +55,15 @@ class Board:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("[cyan]{task.fields[told]}"),
+            TextColumn("[cyan]{task.fields[shown]}"),
             TimeElapsedColumn(),
         )
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._all = self._bars.add_task("[bold]runs", total=total, told="")
+        self._all = self._bars.add_task("[bold]runs", total=total, shown="")
         self._ended: set[str] = set()
         self._total = total
         self._going: dict[str, RunProgress] = {}
-        self._told_at = time.monotonic()
+        self._shown_at = time.monotonic()
 
     def __enter__(self) -> Board:
         self._bars.start()
@@ -88,7 +88,7 @@ class Board:
     def begin(self, line: str) -> None:
         """A run begins or goes on."""
         if not self._console.is_terminal:
-            self.say(line)
+            self.show(line)
 
     def skip(self, label: str) -> None:
         """A run had ended before."""
@@ -96,9 +96,9 @@ class Board:
         self._bars.update(self._all, completed=len(self._ended))
 
     def end(self, label: str, line: str) -> None:
-        """A run came to its end, or failed, and this is what came of it."""
+        """A run ended or failed; prints its line."""
         self.skip(label)
-        self.say(f"[{len(self._ended)}/{self._total}] {line}")
+        self.show(f"[{len(self._ended)}/{self._total}] {line}")
 
     def close(self, label: str) -> None:
         """A run is no longer under way."""
@@ -107,14 +107,14 @@ class Board:
             run.remove()
 
     def beat(self) -> None:
-        """Tells where the runs under way are, where that has not been told for a while."""
+        """Prints the progress of the runs under way, every HEARTBEAT seconds at most."""
         now = time.monotonic()
-        if not self._console.is_terminal and now - self._told_at >= HEARTBEAT:
-            self._told_at = now
+        if not self._console.is_terminal and now - self._shown_at >= HEARTBEAT:
+            self._shown_at = now
             for run in self._going.values():
-                self.say(f"  {run.line}")
+                self.show(f"  {run.line}")
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -125,16 +125,16 @@ class RunProgress(training_progress.Progress):
         self._board, self._bars, self._label = board, bars, label
         self._bar: TaskID | None = None
         self._step = self._iterations = 0
-        self._told = "…"
+        self._shown = "…"
 
     @property
     def line(self) -> str:
         """Where the run is."""
-        return f"{self._label}: {self._step}/{self._iterations}  {self._told}"
+        return f"{self._label}: {self._step}/{self._iterations}  {self._shown}"
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline, self._step, self._iterations = headline, step, iterations
-        self._bar = self._bars.add_task(self._label, total=iterations, completed=step, told=self._told)
+        self._bar = self._bars.add_task(self._label, total=iterations, completed=step, shown=self._shown)
         self._board.begin(f"{self._label}: iterations {step} to {iterations}{where}")
 
     def iteration(self, step: int, loss: float) -> None:
@@ -145,9 +145,9 @@ class RunProgress(training_progress.Progress):
 
     def evaluation(self, line: training_progress.ShownEvaluation) -> None:
         headline = training_progress.show_headline(self._headline, line["metrics"], self._headline.short)
-        self._told = f"{headline}  {line['iterations_per_second']:.1f} it/s"
+        self._shown = f"{headline}  {line['iterations_per_second']:.1f} it/s"
         if self._bar is not None:
-            self._bars.update(self._bar, told=self._told)
+            self._bars.update(self._bar, shown=self._shown)
 
     def remove(self) -> None:
         """Takes the run off the board."""

@@ -1,6 +1,6 @@
 """The project's recipe, called *ours* in the tables: how a model with a memory is trained here.
 
-docs/recipes.md tells what was tried before it came to this.
+docs/recipes.md describes the experiments behind it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ was likely then; here it goes to the readout on a way of its own. A scorer as wi
 its scores by more than 1 at each of Adam's steps."""
 MEMORY_OF = {"ptb": READER, "text8": READER}
 MEMORY_LR_OF = {"ptb": 0.03, "text8": 0.03}
-"""At the whole rate a step of Adam would change what the matrix [1000, 2000] of `concat` gives by as much as it is."""
+"""At the full rate one step of Adam would change the output of `concat`'s matrix [1000, 2000] by its own size."""
 EPOCHS_OF = {"text8": 8}
 """With a memory: an iteration takes three times as long as without one."""
 BOUNDED = {"weighting": "softmax_sink", "incorporate": "add_bounded", "initial_summary": 1.0, "readout": "hidden"}
 MEMORY_OF_CELL = {"gru": {**BOUNDED, "initial_score": -4.0}, "rnn_tanh": BOUNDED, "rnn_relu": BOUNDED}
-"""What other cells than the LSTM have otherwise. A GRU's next state has a share of its last one: what is added to that
+"""What differs for cells other than the LSTM. A GRU's next state has a share of its last one: what is added to that
 would grow from step to step, so its memory also begins hardly read."""
 LR_OF_CELL = {"rnn_tanh": 1e-3, "rnn_relu": 1e-3}
 BRIEF_PTB = replace(PAPERS["ptb"], lr=4e-3, lr_decay=0.4, input_scale=4.0, epochs=5, patience=None)
@@ -49,7 +49,7 @@ OURS: dict[str, Setting] = {
 """What is not the paper's for the tasks with data sets. Penn Treebank is so small that a model of this size would learn
 it by heart; dropout, the decay of weights and sequences that begin elsewhere in every epoch are against that."""
 OURS_OF_CELL = {("ptb", cell): replace(BRIEF_PTB, lr=lr) for cell, lr in LR_OF_CELL.items()}
-"""What a cell without gates has instead: it does not come to learn ptb by heart."""
+"""For a cell without gates, which does not overfit ptb."""
 
 
 def ours(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from sab.errors import UserError, UserValueError
 from sab.lab.experiments.settings import epochs_in
@@ -24,13 +24,9 @@ SCHEMA = 1
 MOST_POINTS = 40
 """How many evaluations a record keeps."""
 Metrics = dict[str, float | None]
-NOTES = {
-    "together": int,
-    "other_lengths": dict[str, Metrics],
-    "attention": dict[str, Any],
-}
-"""What a runner notes of a run."""
+NOTES = {"together": int, "other_lengths": dict[str, Metrics], "attention": dict[str, Any]}
 ATTENTION = {"k_att": int, "first": int, "moments": dict[str, list[list[float | None]]]}
+"""The types by which stored notes are checked."""
 NEEDED = {
     "row": str,
     "seed": int,
@@ -47,31 +43,51 @@ NEEDED = {
     "commit": str | None,
     "date": str,
 }
-"""What every record has; older ones lack what `make` has besides."""
+"""The entries of every record; older records lack others that `make` writes."""
 ON_DATA = {"data": str, "valid": Metrics, "best_at": int | None, "epochs": float | None}
-"""What those of tasks with data have besides."""
+"""Further entries of the records of tasks with data."""
 ENTRIES = NEEDED | NOTES | ON_DATA | {"task": str}
 POINT = {"step": int, "metrics": Metrics} | dict.fromkeys(("loss", "grad_norm", "grad_norm_max"), float | None)
 """What every point of a history has; older ones lack the mean norm."""
 
 
-def make(row: Row, run: Run, beside: dict[str, Any], commit: str | None = None) -> Record:
-    """The record of a run at its end; `beside` is what the runner noted, `commit`, if given, the commit to name."""
+class Attention(TypedDict):
+    """Mean attention weights at some moments of training."""
+
+    k_att: int
+    first: int
+    """The first attending step."""
+    moments: dict[str, list[list[float | None]]]
+    """By iteration: weights [attending steps, microstates], None before a microstate is kept."""
+
+
+class Notes(TypedDict, total=False):
+    """What the runner notes on a run, next to its folder."""
+
+    together: int
+    """How many runs were under way at once, at most."""
+    other_lengths: dict[str, Metrics]
+    """Metrics by the length that the model was tested at."""
+    attention: Attention
+
+
+def make(row: Row, run: Run, notes: Notes, commit: str | None = None) -> Record:
+    """The record of a run at its end; `notes` are the runner's, `commit` replaces the one that is recorded."""
     result = run.result()
     assert result is not None
-    told = vars(result)
+    entries = vars(result)
     task = run.config.task
     record = {"schema": SCHEMA, "row": row.id, "task": row.task, "data": task.title, "seed": run.config.training.seed}
-    record |= {name: told[name] for name in ("status", "message", "iterations", "solved_at", "metrics", "wall_time")}
+    record |= {name: entries[name] for name in ("status", "message", "iterations", "solved_at", "metrics", "wall_time")}
     record |= {"valid": result.valid, "best_at": result.best_at, "epochs": epochs_in(task, result.iterations)}
-    record["together"] = beside.get("together", 1)
-    record["other_lengths"] = beside.get("other_lengths", {})
+    record["together"] = notes.get("together", 1)
+    record["other_lengths"] = notes.get("other_lengths", {})
     record |= {"device": result.device, "versions": result.versions, "commit": commit or result.commit}
     record["date"] = now()
     record["config"] = run.config.to_json()
     record["history"] = thinned(run.evaluations())
-    if "attention" in beside:
-        record["attention"] = beside["attention"]
+    if "attention" in notes:
+        record["attention"] = notes["attention"]
     return record
 
 
@@ -127,10 +143,10 @@ def load(task: str, results: Path) -> list[Record]:
     records = read_lines(path)
     for number, record in enumerate(records, start=1):
         if not isinstance(record, dict) or record.get("schema") != SCHEMA or not record.keys() >= NEEDED.keys():
-            raise none_of_ours(path, f"line {number} is none of this version")
+            raise invalid_file(path, f"line {number} is none of this version")
         wrong = _first_wrong(record)
         if wrong is not None:
-            raise none_of_ours(path, f"the {wrong} of line {number} is not as it writes it")
+            raise invalid_file(path, f"the {wrong} of line {number} is not as it writes it")
     return records
 
 
@@ -141,11 +157,11 @@ def read_lines(path: Path) -> list[Any]:
     try:
         return read_json_lines(path)
     except (OSError, ValueError) as error:
-        raise none_of_ours(path, f"it cannot be read: {error}") from error
+        raise invalid_file(path, f"it cannot be read: {error}") from error
 
 
-def none_of_ours(path: Path, reason: str) -> UserValueError:
-    """That a file is not one that we wrote there."""
+def invalid_file(path: Path, reason: str) -> UserValueError:
+    """The error for a file that `sab reproduce` did not write."""
     wanted = f"results {str(path)!r} must be a file of JSON lines that `sab reproduce` wrote"
     return UserValueError(f"{wanted}; {reason}.", "results")
 
@@ -168,7 +184,7 @@ def _first_wrong(record: Record) -> str | None:
 
 
 def _is_attention(noted: Any) -> bool:
-    """Whether it is the attention at some moments, a table of numbers each, if it is there at all."""
+    """Whether stored attention is missing, or a table of numbers for each moment."""
     if noted is None:
         return True
     tables = noted["moments"].values() if _has_entries(noted, ATTENTION) else [[]]
@@ -180,8 +196,8 @@ def _has_entries(stored: dict[str, Any], kinds: dict[str, Any], optional: Collec
     return stored.keys() >= kinds.keys() - set(optional) and first_mismatch(stored, kinds) is None
 
 
-def read_notes(path: Path) -> dict[str, Any]:
-    """What was noted of a run in a file, nothing where there is none."""
+def read_notes(path: Path) -> Notes:
+    """The notes on a run in a file; empty where there is none."""
     if not path.is_file():
         return {}
     wanted = f"{str(path)!r} must be what `sab reproduce` noted of a run"
@@ -191,14 +207,14 @@ def read_notes(path: Path) -> dict[str, Any]:
         raise UserValueError(f"{wanted}; it cannot be read: {error}.") from error
     if not isinstance(notes, dict) or first_mismatch(notes, NOTES) or not _is_attention(notes.get("attention")):
         raise UserValueError(f"{wanted}; it has other entries than that.")
-    return notes
+    return cast(Notes, notes)
 
 
 def save(record: Record, results: Path) -> bool:
     """Adds a record to its task's file, in one move, in the place of an older one of the same row and seed.
 
-    One that was meant to be trained for longer stays, which is told, unless the row has changed since and the new one
-    is all that it asks for. Several processes may do this at once.
+    Returns False where an older record stays: it was meant to be trained for longer, and the row has not changed since
+    or the new run is shorter than the row asks for. Several processes may do this at once.
     """
     path = path_of(record["task"], results)
     with writing(path, "results"), locked(results):

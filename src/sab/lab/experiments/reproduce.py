@@ -1,7 +1,7 @@
 """The runner of the tables: many runs at once, within a time limit, continued by the next call.
 
 A row's run from seed k is the folder `<out>/<row id>/seed<k>`, an ordinary run; what else is known of it (the attention
-at some moments, the tests at other lengths, how many ran at once) is in `seed<k>.json` beside it. All runs of the
+at some moments, the tests at other lengths, how many ran at once) is in `seed<k>.json` next to it. All runs of the
 first seed come before those of the second, so that what is there after a while is broad. Within a seed the longest
 come first, which fills a device best, but where a time limit is set the shortest do, so that most rows are there. Large
 models, which fill a device alone, come before all others, or after them where a time limit is set.
@@ -24,9 +24,9 @@ from rich.console import Console
 
 from sab.errors import UserError, UserValueError, check_float, check_int
 from sab.lab import data
-from sab.lab.experiments import calls, records
+from sab.lab.experiments import records
 from sab.lab.experiments.progress import Board
-from sab.lab.experiments.records import Record
+from sab.lab.experiments.records import Attention, Notes, Record
 from sab.lab.experiments.tables import Row
 from sab.lab.files import write_text, writing
 from sab.lab.locks import Lock
@@ -38,14 +38,14 @@ from sab.lab.training.evaluation import mean_attention
 from sab.lab.training.interrupt import Interrupt
 from sab.lab.training.loop import check_seeds
 from sab.lab.training.progress import show_headline, show_seconds
-from sab.lab.training.run import finite, provenance
+from sab.lab.training.run import finite
 from sab.lab.training.trainer import Trainer, torch_settings
 from sab.lab.training.turns import by_turns
 
 TOGETHER = {"cuda": 8, "cpu": 1}
 """How many runs take turns on each type of device."""
 LARGEST_SMALL = 128
-"""The hidden size up to which runs share a device; with a larger one a run has it to itself."""
+"""The largest hidden size with which runs share a device; larger models run alone."""
 OTHER_LENGTH_BATCHES = 4
 """How many batches a test at another length takes its means over."""
 LONGEST_END = 15.0
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def errors(self) -> Path:
-        """Where an error that nobody expected is written down."""
+        """The file for an unexpected error."""
         return self.folder.with_suffix(".error.txt")
 
     @property
@@ -118,12 +118,12 @@ class Job:
         steps = (self.folder / "checkpoint").glob("step-" + "[0-9]" * 8)
         return max((int(path.name.removeprefix("step-")) for path in steps), default=None)
 
-    def noted(self) -> dict[str, Any]:
-        """What is known besides the run."""
+    def noted(self) -> Notes:
+        """The notes on the run."""
         return records.read_notes(self._notes)
 
     def note(self, **entries: Any) -> None:
-        """Keeps something besides the run."""
+        """Adds to the notes on the run."""
         write_text(self._notes, json.dumps({**self.noted(), **entries}) + "\n", "out")
 
     @property
@@ -137,10 +137,6 @@ class Outcome:
 
     recorded: list[Record] = field(default_factory=list)
     """The records that it wrote."""
-    ended: list[str] = field(default_factory=list)
-    """The labels of the runs that it brought to their end."""
-    resumed: int = 0
-    """How many of its runs began with a checkpoint."""
     failed: dict[str, str] = field(default_factory=dict)
     """Why a run could not go on, in a sentence, by its label; why none on a data set could, by the data set's name."""
     left: list[Job] = field(default_factory=list)
@@ -149,7 +145,7 @@ class Outcome:
     """Whether it was Ctrl-C that ended it."""
 
     def keep(self, record: Record, results: Path, line: str) -> str:
-        """Writes a record; gives the line that tells of the run."""
+        """Writes a record; returns the line about the run."""
         if not records.save(record, results):
             return f"{line}; not recorded, since the record there is of a longer run"
         self.recorded.append(record)
@@ -196,14 +192,12 @@ def reproduce(
     """Trains every row from every seed and records what it came to; what is at its end already is left as it is.
 
     After `minutes`, and at Ctrl-C, all runs that are under way write their checkpoints, and the next call goes on
-    with them. A run that diverges has a record that says so; one that fails leaves the others to go on, and so do
+    with them. A run that diverges is recorded as such; one that fails leaves the others to go on, and so do
     those whose data are not there. It is a mistake where that is so of all.
     """
-    began = time.perf_counter()
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
     plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
-    calls.load(results)  # a file that cannot be added to shows here, and not after the training
     make_folders(out, results)
     with (
         torch_settings(plan.jobs[0].config.training, where),
@@ -214,41 +208,7 @@ def reproduce(
         runner.outcome.failed |= plan.missing
         runner.run(together, plan.have_ended, plan.lacking)
         runner.outcome.was_interrupted = interrupt.requested
-    if len(plan.have_ended) < plan.total:
-        call = _call(plan, runner.outcome, iterations, together, time.perf_counter() - began, where, commit)
-        try:
-            calls.save(call, results)
-        except UserError as mistake:
-            runner.outcome.failed["to write down the call"] = str(mistake)
     return runner.outcome
-
-
-def _call(
-    plan: Plan,
-    outcome: Outcome,
-    iterations: int | None,
-    together: int,
-    wall_time: float,
-    device: torch.device,
-    commit: str | None,
-) -> calls.Call:
-    """The record of a call that is over, on this machine."""
-    where = provenance(device)
-    return calls.Call(
-        rows=list(dict.fromkeys(job.row.id for job in plan.jobs)),
-        data=list(dict.fromkeys(job.config.task.title for job in plan.jobs)),
-        seeds=list(dict.fromkeys(job.seed for job in plan.jobs)),
-        iterations=iterations,
-        resumed=outcome.resumed,
-        ended=outcome.ended,
-        left=len(outcome.left),
-        together=together,
-        wall_time=wall_time,
-        device=where.device,
-        versions=where.versions,
-        commit=commit or where.commit,
-        date=records.now(),
-    )
 
 
 @dataclass(frozen=True)
@@ -268,7 +228,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """How many runs can come to their end."""
+        """How many runs can finish."""
         return len(self.jobs) - len(self.lacking)
 
     def is_late(self) -> bool:
@@ -352,7 +312,7 @@ class Runner:
         self._done: set[str] = set()
 
     def run(self, together: int, have_ended: set[str], lacking: set[str]) -> None:
-        """Trains what is not at its end but for what lacks its data, and records what is."""
+        """Trains unfinished runs whose data are available; records finished ones."""
         for job in self._jobs:
             if job.label in have_ended:
                 self._try(job, self._record_old)
@@ -398,7 +358,6 @@ class Runner:
             lock.release()
             raise
         self._going[trainer] = _Going(job, lock)
-        self.outcome.resumed += resume
         try:
             trainer.begin()
         except Exception:
@@ -420,18 +379,18 @@ class Runner:
         self._close(trainer)
         if trainer.result is not None and trainer.result.status != "interrupted":
             self._try(job, self._record)
-            if job.label in self._done:
-                self.outcome.ended.append(job.label)
 
     def _keep_attention(self, job: Job, trainer: Trainer) -> None:
         """Notes the attention weights of the moment, averaged over a batch."""
         task, training = job.config.task, job.config.training
         weights = trainer.look(lambda model: mean_attention(model, task, training, "valid"))[-1]
         shown = [[None if math.isnan(one) else round(one, 4) for one in line] for line in weights.tolist()]
-        attention = job.noted().get("attention", {"moments": {}})
-        attention |= {"k_att": job.config.model.memory.k_att, "first": task.attending_steps[0]}
-        attention["moments"][str(trainer.made)] = shown
-        job.note(attention=attention)
+        known = job.noted().get("attention")
+        moments = {} if known is None else known["moments"]
+        moments[str(trainer.made)] = shown
+        job.note(
+            attention=Attention(k_att=job.config.model.memory.k_att, first=task.attending_steps[0], moments=moments)
+        )
 
     def _record_old(self, job: Job) -> None:
         """Records a run that an earlier call brought to its end, where that has not been done."""
@@ -459,7 +418,7 @@ class Runner:
 
     def _test_elsewhere(self, job: Job, run: Run) -> bool:
         """Notes the metrics at the row's other lengths; whether all of them are known."""
-        known: dict[str, Any] = job.noted().get("other_lengths", {})
+        known = job.noted().get("other_lengths", {})
         missing = [length for length in job.row.other_lengths if str(length) not in known]
         if not missing:
             return True
@@ -516,16 +475,16 @@ def _at_length(task: Task, length: int) -> Task:
 
 def _line(job: Job, result: Result) -> str:
     """What a person reads of a run at its end."""
-    told = show_headline(job.config.task.headline, result.metrics) + _in_brackets(job)
+    text = show_headline(job.config.task.headline, result.metrics) + _in_brackets(job)
     if result.best_at is not None:
-        told += f" by the weights of iteration {result.best_at}, after {result.iterations} iterations"
+        text += f" by the weights of iteration {result.best_at}, after {result.iterations} iterations"
     else:
         solved = "not solved" if result.solved_at is None else f"solved after {result.solved_at}"
-        told += f" after {result.iterations} iterations ({solved})"
+        text += f" after {result.iterations} iterations ({solved})"
     if result.status == "diverged":
         diverged = f"diverged: {result.message.partition(';')[0]}"
-        told = diverged if result.best_at is None else f"{told}; {diverged}"
-    return f"{job.label}: {told}, {show_seconds(result.wall_time)}"
+        text = diverged if result.best_at is None else f"{text}; {diverged}"
+    return f"{job.label}: {text}, {show_seconds(result.wall_time)}"
 
 
 def _in_brackets(job: Job) -> str:
@@ -546,7 +505,7 @@ class Standing:
     """`ended`, `unrecorded` (at its end, but without a record yet), `under way`, `recorded` (there is a record but no
     run), `left`, or `of another configuration`."""
     iterations: int
-    told: str
+    summary: str
     """The headline metric so far, or how the run ended."""
 
 
@@ -570,13 +529,13 @@ def _standing(job: Job, record: Record | None) -> Standing:
     if run is not None:
         result = job.result()
         if result is not None:
-            told = _line(job, result).removeprefix(f"{job.label}: ")
-            return Standing(job, "ended" if record is not None else "unrecorded", result.iterations, told)
+            text = _line(job, result).removeprefix(f"{job.label}: ")
+            return Standing(job, "ended" if record is not None else "unrecorded", result.iterations, text)
         lines = run.evaluations()
-        told = show_headline(headline, lines[-1]["metrics"]) + _in_brackets(job) if lines else ""
-        return Standing(job, "under way", job.made() or 0, told)
+        text = show_headline(headline, lines[-1]["metrics"]) + _in_brackets(job) if lines else ""
+        return Standing(job, "under way", job.made() or 0, text)
     if record is not None:
-        told = "diverged" if record["status"] == "diverged" else show_headline(headline, record["metrics"])
-        told += f" ({record['data']})" if record.get("data", job.row.task) != job.row.task else ""
-        return Standing(job, "recorded", record["iterations"], told)
+        text = "diverged" if record["status"] == "diverged" else show_headline(headline, record["metrics"])
+        text += f" ({record['data']})" if record.get("data", job.row.task) != job.row.task else ""
+        return Standing(job, "recorded", record["iterations"], text)
     return Standing(job, "left", 0, "")

@@ -22,8 +22,8 @@ READINGS: dict[Reading, dict[str, str]] = {
     "as written": {"scorer": "affine", "weighting": "relu", "readout": "hidden+weights"},
     "as released": {"scorer": "affine_tanh", "weighting": "relu_norm", "readout": "hidden+summary"},
 }
-"""What the paper's equations 1, 2 and 4 say, and what its authors' code does; *ours* is in recipe.py."""
-READ_OTHERWISE = {"copying": {(5, 5), (10, 10)}, "ptb": {(5, 10)}, "text8": {(5, 5)}, "mnist": {(14, 10)}}
+"""The paper's equations 1, 2 and 4, and its authors' released code; *ours* is in recipe.py."""
+IN_ALL_READINGS = {"copying": {(5, 5), (10, 10)}, "ptb": {(5, 10)}, "text8": {(5, 5)}, "mnist": {(14, 10)}}
 """The (k_trunc, k_top) of a task that have a row in these readings too, where the paper has a value."""
 ITERATIONS = 20_000
 """How long a row of copying or adding is trained in the paper's setting: a tenth of what its authors allow."""
@@ -55,11 +55,11 @@ class Row:
     """The paper's values by column as it prints them, accuracies in per cent; empty for a row that is not in it."""
     cell: str = "lstm"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the task besides its length."""
-    otherwise: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the model and its training that the row has otherwise than the setting or the recipe says."""
+    """Further options of the task."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model and its training that replace those of the setting or the recipe."""
     is_clipped: bool = True
-    """Whether gradients are clipped as the setting or the recipe says, or not at all."""
+    """Whether gradients are clipped as in the setting or the recipe; if not, they are not clipped at all."""
     other_lengths: tuple[int, ...] = ()
     """Lengths that the model is tested at, unchanged, after its training."""
     moments: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def id(self) -> str:
-        """What the row is called, for ever."""
+        """Stable row id; never change it."""
         parts = [self.task]
         parts += ["permuted"] if self.is_permuted else []
         parts += [] if self.length is None else [str(self.length)]
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def is_papers(self) -> bool:
-        """Whether the paper has it; of SAB's readings it is ours that stands for its row."""
+        """Whether the row is in the paper; of SAB's readings only *ours* counts."""
         return bool(self.paper) and self.reading in (None, "ours")
 
     @property
@@ -100,14 +100,14 @@ class Row:
     def config(self, seed: int, iterations: int | None = None, device: str = "auto") -> RunConfig:
         """The run of this row from a seed, with as many iterations as the row has or as are given."""
         config = self._ours() if self.reading == "ours" else self._papers()
-        changed: dict[str, Any] = {"seed": seed, "device": device, **self.otherwise}
+        changed: dict[str, Any] = {"seed": seed, "device": device, **self.overrides}
         changed |= {} if iterations is None else {"iterations": iterations}
         changed |= {} if self.is_clipped else {"clip": None}
-        model = {option: changed.pop(option) for option in self.otherwise if option in config.model.options()}
+        model = {option: changed.pop(option) for option in self.overrides if option in config.model.options()}
         return replace(config, model=config.model.with_options(**model), training=replace(config.training, **changed))
 
     def on(self, data_dir: Path | None) -> Row:
-        """The row on what a folder of data has: on the text8 prefix where that is all of text8 that is there."""
+        """The row on the data in a folder: on the text8 prefix where only that part of text8 is available."""
         if self.task != "text8":
             return self
         is_prefix = data.has("text8 prefix", data_dir) and not data.has("text8", data_dir)
@@ -170,8 +170,8 @@ def _sab(task: str, length: int | None, values: Mapping[tuple[int, ...], str | N
     for (k_trunc, k_top, *k_att), value in values.items():
         paper = {} if value is None else _printed(task, value)
         row = Row(task, length, "sab", k_trunc, k_top, *k_att, reading="ours", paper=paper, **options)
-        is_read_otherwise = value is not None and (k_trunc, k_top) in READ_OTHERWISE.get(task, ())
-        rows += [replace(row, reading=reading, other_lengths=()) for reading in READINGS if is_read_otherwise]
+        in_all_readings = value is not None and (k_trunc, k_top) in IN_ALL_READINGS.get(task, ())
+        rows += [replace(row, reading=reading, other_lengths=()) for reading in READINGS if in_all_readings]
         rows.append(row)
     return rows
 
@@ -270,7 +270,7 @@ def _text8() -> list[Row]:
     ]
 
 
-OTHERWISE: dict[str, dict[str, Any]] = {
+OVERRIDES: dict[str, dict[str, Any]] = {
     "mnist-bptt": {"iterations": 50 * BATCHES["mnist"], "patience": 20},
     "mnist-sab-10-10-ours": {
         "weighting": "softmax_sink",
@@ -293,7 +293,7 @@ def _mnist() -> list[Row]:
     chosen = next(row for row in rows if row.id == "mnist-sab-14-10-ours")
     permuted = [*_controls("mnist", None, None), replace(chosen, paper={})]
     rows += [*(replace(row, options={"permuted": True}) for row in permuted), *_variants(chosen)]
-    return [replace(row, otherwise=OTHERWISE.get(row.id, {})) for row in rows]
+    return [replace(row, overrides=OVERRIDES.get(row.id, {})) for row in rows]
 
 
 ROWS: dict[str, Row] = {row.id: row for row in (*_copying(), *_adding(), *_ptb(), *_text8(), *_mnist())}

@@ -1,4 +1,9 @@
-"""Figures: learning curves of runs, where a model's attention goes, gradient norms, and what a step costs."""
+"""Figures of runs and benchmark records: learning curves, gradient norms, attention, and what a step costs.
+
+Every function returns a matplotlib `Figure`, which `figure.savefig("figure.pdf")` writes. With `ax` it draws into the
+given axes and returns the figure that they are part of. `sab plot KIND` draws the same from the command line; figures
+of a trace are in `sab.plot`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from sab.errors import UserValueError
-from sab.lab.experiments.tables import Row
 from sab.lab.files import replacing
-from sab.lab.report import datasets, synthetic
-from sab.lab.report.drawing import (
+from sab.lab.report.performance import BOTH, SWEPT, Record, common_way, load, microseconds_a_step, swept_records
+from sab.lab.training import evaluation
+from sab.lab.training.checkpoint import load_model
+from sab.lab.training.config import resolve_device
+from sab.lab.training.run import Evaluation, Run
+from sab.plot.drawing import (
     COLOURS,
     GREY,
     figure_of,
@@ -32,13 +39,6 @@ from sab.lab.report.drawing import (
     use_per_cent,
     weight_bar,
 )
-from sab.lab.report.numbers import METHODS, ByRow
-from sab.lab.report.performance import BOTH, FORWARD, SWEPT, Record, common_way, microseconds_a_step, swept_records
-from sab.lab.tasks import TASKS, Headline
-from sab.lab.training import evaluation
-from sab.lab.training.checkpoint import load_model
-from sab.lab.training.config import resolve_device
-from sab.lab.training.run import Evaluation, Run
 from sab.tracing import Trace, trace
 
 DPI = 160
@@ -61,10 +61,10 @@ def labelled(runs: Runs) -> dict[str, Run]:
     if isinstance(runs, Mapping):
         return {str(label): run for label, run in opened.items()}
     places = [run.path.resolve() for run in opened.values()]
-    return dict(zip(_told_apart(places), opened.values(), strict=True))
+    return dict(zip(_shortest_names(places), opened.values(), strict=True))
 
 
-def _told_apart(places: Sequence[Path]) -> list[str]:
+def _shortest_names(places: Sequence[Path]) -> list[str]:
     for depth in range(1, max(len(place.parts) for place in places) + 1):
         names = ["/".join(place.parts[-depth:]) for place in places]
         if len(set(names)) == len(places):
@@ -72,8 +72,16 @@ def _told_apart(places: Sequence[Path]) -> list[str]:
     raise UserValueError("runs must be different ones; got one of them twice.", "runs")
 
 
-def learning_curves(runs: Mapping[str, Run]) -> Figure:
-    """The training loss and the headline metric of one run or several of one task, by label, over the iterations."""
+def learning_curve(runs: Runs, *, ax: Axes | None = None) -> Figure:
+    """Draw the training loss and the headline metric over the iterations; with `ax` the headline metric alone.
+
+    `runs` is a run, or several of one task, or their folders; a mapping gives them labels.
+    """
+    runs = labelled(runs)
+    if ax is not None:
+        draw_headline(ax, runs)
+        legend_above(ax)
+        return figure_of(ax)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_loss(left, runs)
@@ -85,7 +93,7 @@ def learning_curves(runs: Mapping[str, Run]) -> Figure:
 def draw_loss(axes: Axes, runs: Mapping[str, Run]) -> None:
     """The training loss of runs by label."""
     for label, style, lines in _evaluated(runs):
-        _draw_curve(axes, lines, [line["loss"] for line in lines], label=label, linewidth=2, **style)
+        draw_curve(axes, lines, [line["loss"] for line in lines], label=label, linewidth=2, **style)
     use_log_scale(axes)
     axes.set(ylabel="training loss")
     use_iterations(axes)
@@ -100,7 +108,7 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
     (headline,) = headlines.values()
     for label, style, lines in _evaluated(runs):
         values = [line["metrics"][headline.metric] for line in lines]
-        _draw_curve(axes, lines, values, label=label, linewidth=2, **style)
+        draw_curve(axes, lines, values, label=label, linewidth=2, **style)
     axes.axhline(headline.chance, color=GREY, linestyle=":", linewidth=1.5, label="chance")
     axes.set(ylabel=headline.label)
     if headline.spec.endswith("%"):
@@ -123,21 +131,25 @@ def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], l
         yield label, style | ({"marker": marker} if len(runs) > 1 else {}), lines
 
 
-def _draw_curve(axes: Axes, points: Points, values: Sequence[Any], few: int = 10, **style: Any) -> None:
+def draw_curve(axes: Axes, points: Points, values: Sequence[Any], few: int = 10, **style: Any) -> None:
     """Values over the iterations of the evaluations that they are of."""
     style.setdefault("marker", marker_of_few(len(points), few))
     axes.plot([point["step"] for point in points], values, **style)
 
 
-def gradient_norms(runs: Mapping[str, Run], ax: Axes | None = None) -> Figure:
-    """Gradient norms before clipping over the iterations: the mean since the last evaluation, and the largest."""
+def gradient_norms(runs: Runs, *, ax: Axes | None = None) -> Figure:
+    """Draw gradient norms before clipping over the iterations: the mean since the last evaluation, and the largest.
+
+    `runs` as for `learning_curve`.
+    """
+    runs = labelled(runs)
     figure = figure_of(ax) if ax else Figure(figsize=(7, 3.8), layout="constrained")
     axes = ax or figure.subplots()
     for label, style, lines in _evaluated(runs):
-        _draw_norms(axes, lines, label, **style)
+        draw_norms(axes, lines, label, **style)
     clips = {run.config.training.clip for run in runs.values()}
     if len(clips) == 1 and (clip := clips.pop()) is not None:
-        _draw_clip(axes, clip)
+        draw_clip(axes, clip)
     use_iterations(axes)
     axes.set_ylabel("gradient norm\nsince the last evaluation")
     if ax:
@@ -147,21 +159,26 @@ def gradient_norms(runs: Mapping[str, Run], ax: Axes | None = None) -> Figure:
     return figure
 
 
-def _draw_norms(axes: Axes, points: Points, name: str, **style: Any) -> None:
-    for entry, told, line in (("grad_norm_max", "largest", "--"), ("grad_norm", "mean", "-")):
-        own: dict[str, Any] = {"linestyle": line, "linewidth": 1.5, "markersize": 3.5, "label": f"{name}, {told}"}
-        _draw_curve(axes, points, [point[entry] for point in points], few=30, **own | style)
+def draw_norms(axes: Axes, points: Points, name: str, **style: Any) -> None:
+    """Draws the largest and the mean gradient norms of a run's evaluations."""
+    for entry, kind, line in (("grad_norm_max", "largest", "--"), ("grad_norm", "mean", "-")):
+        own: dict[str, Any] = {"linestyle": line, "linewidth": 1.5, "markersize": 3.5, "label": f"{name}, {kind}"}
+        draw_curve(axes, points, [point[entry] for point in points], few=30, **own | style)
     use_log_scale(axes)
     plain(axes)
 
 
-def _draw_clip(axes: Axes, clip: float) -> None:
+def draw_clip(axes: Axes, clip: float) -> None:
+    """Draws the norm that gradients are clipped to."""
     axes.axhline(clip, color=GREY, linestyle=":", linewidth=1.5, label="what it is clipped to")
 
 
-def attention_map(run: Run, ax: Axes | None = None) -> Figure:
-    """Rows are the attending steps, columns the attended microstates by their time step: a heat map for each layer, or
-    with `ax` that of the last one."""
+def attention(run: Run | str | Path, *, ax: Axes | None = None) -> Figure:
+    """Draw a heat map of the mean attention weights over a test batch for each layer; with `ax` for the last layer.
+
+    Rows are the attending steps, columns the attended microstates by their time step.
+    """
+    (run,) = labelled(run).values()
     weights = mean_attention(run) if ax is None else mean_attention(run)[-1:]
     task, k_att = run.config.task, run.config.model.memory.k_att
     rows, columns = weights.shape[1:]
@@ -198,138 +215,17 @@ def trace_of(run: Run, target_step: int | None = None, target_unit: int | None =
     return trace(load_model(run, device), inputs, target_step, target_unit, row=row)
 
 
-def attention_moments(record: Record) -> Figure:
-    """The attention that a record keeps of several moments of training: a heat map for each, side by side."""
-    kept = record["attention"]
-    moments: dict[str, list[list[float | None]]] = kept["moments"]
-    k_att, first = kept["k_att"], kept["first"]
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
-    maps = {moment: numpy.array(weights, dtype=float) for moment, weights in moments.items()}
-    largest = max(numpy.nanmax(weights) for weights in maps.values())
-    for axes, (moment, weights) in zip(panels, maps.items(), strict=True):
-        heat_map(axes, weights, first, k_att, largest)
-        axes.set_title(f"after {int(moment):,} iterations", loc="left", fontsize=11)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-        axes.set_ylabel("attending step" if axes is panels[0] else "")
-    weight_bar(figure, list(panels), "mean weight")
-    return figure
+def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, ax: Axes | None = None) -> Figure:
+    """Draw what a step costs, forward and backward, against the number of steps and the hidden size.
 
-
-def seeds_over_time(groups: Mapping[str, Sequence[Record]], headline: Headline) -> Figure:
-    """The headline metric of records by label over the iterations, a thin line for each seed."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for (label, records), colour in zip(groups.items(), cycle(COLOURS), strict=False):
-        for place, record in enumerate(records):
-            points = record["history"]
-            named = f"{label} ({len(records)} seed{'s' * (len(records) > 1)})"
-            style = {"color": colour, "linewidth": 1.2, "alpha": 0.8, "label": named if place == 0 else None}
-            _draw_curve(axes, points, [point["metrics"][headline.metric] for point in points], **style)
-    axes.axhline(headline.chance, color=GREY, linestyle=":", linewidth=1.5, label="chance")
-    axes.set(xlabel="iteration", ylabel=headline.label, xscale="log")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    if headline.spec.endswith("%"):
-        use_per_cent(axes)
-    else:
-        use_log_scale(axes)
-    plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return figure
-
-
-def validation_curves(rows: Sequence[Row], by_row: ByRow) -> Figure:
-    """The headline metric on validation data over the epochs: a colour and a kind of line for each row, and a line for
-    each of its seeds."""
-    headline = TASKS[rows[0].task].headline
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for row, style in zip(rows, _styles(rows), strict=True):
-        for place, record in enumerate(by_row[row.id]):
-            epochs = [point["step"] / record["iterations"] * record["epochs"] for point in record["history"]]
-            values = [point["metrics"][headline.metric] for point in record["history"]]
-            axes.plot(epochs, values, label=_name(row) if place == 0 else None, linewidth=1.5, markersize=4, **style)
-    axes.set(xlabel="epoch", ylabel=f"{headline.label}, validation data, {datasets.title(rows, by_row)}")
-    axes.set_xlim(left=0)
-    if headline.spec.endswith("%"):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return figure
-
-
-def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Ours in full lines, what is trained as in the paper in broken ones; alike ones differ in colour and marker."""
-    kinds = {"ours": "-", None: "--", "as written": ":", "as released": ":"}
-    return [
-        {
-            "color": COLOURS[place % len(COLOURS)],
-            "linestyle": "-." if row.is_control else kinds[row.reading],
-            "marker": MARKERS[place % len(MARKERS)],
-        }
-        for place, row in enumerate(rows)
-    ]
-
-
-def _name(row: Row) -> str:
-    """A row in a legend."""
-    name = METHODS[row.method].removeprefix("LSTM, ")
-    name += f" {row.k_trunc}" if row.k_trunc else ""
-    name += f", {row.k_top}" if row.k_top else ""
-    if row.is_control:
-        return f"{name}, our training"
-    return name if row.reading in (None, "ours") else f"{name}, {row.reading}"
-
-
-def clipping(pairs: Mapping[str, tuple[Record, Record]]) -> Figure:
-    """Gradient norms before clipping over the iterations, of a run with it and one without, a panel for each pair."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(pairs), squeeze=False)[0]
-    for axes, (title, records) in zip(panels, pairs.items(), strict=True):
-        for record, name, colour in zip(records, ("clipped", "not clipped"), COLOURS, strict=False):
-            _draw_norms(axes, record["history"], name, color=colour)
-        _draw_clip(axes, records[0]["config"]["training"]["clip"])
-        axes.set_title(title, loc="left", fontsize=11)
-        use_iterations(axes)
-    panels[0].set_ylabel("gradient norm since the last evaluation")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-    return figure
-
-
-def of_results(by_row: ByRow) -> dict[str, Figure]:
-    """Every figure of the results' page that there are records for, by its file."""
-    drawn: dict[str, Figure] = {}
-    groups = {label: by_row[row] for label, row in synthetic.CURVE_ROWS.items() if row in by_row}
-    if groups:
-        drawn[synthetic.CURVES] = seeds_over_time(groups, TASKS["copying"].headline)
-    record = synthetic.attention_record(by_row)
-    if record is not None:
-        drawn[synthetic.ATTENTION] = attention_moments(record)
-    for section in datasets.PAPERS_TABLES:
-        if rows := datasets.drawn_rows(section, by_row):
-            drawn[datasets.curves_of(section.task)] = validation_curves(rows, by_row)
-    pairs = datasets.clipping_pairs(by_row)
-    if pairs:
-        drawn[datasets.CLIPPING] = clipping(pairs)
-    return drawn
-
-
-def step_times(records: Sequence[Record], case: str) -> Figure:
-    """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, chosen in zip(panels, (BOTH, FORWARD), strict=True):
-        draw_step_times(axes, records, case, chosen)
-        axes.set_title(chosen.replace("+", " and "), loc="left", fontsize=11)
-    panels[1].set_ylabel("")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    return figure
-
-
-def scaling(records: Sequence[Record], ax: Axes | None = None) -> Figure:
-    """What a step costs forward and backward, a panel for each sweep that records have; with `ax` the first alone."""
-    sweeps = {case: swept for case in SWEPT if (swept := swept_records(records, case))}
+    `records` are those of `sab bench --output`, or the files that hold them. There is a panel for each sweep; with `ax`
+    only the first sweep is drawn.
+    """
+    given = [records] if isinstance(records, str | Path) else list(records)
+    files = [Path(one) for one in given if isinstance(one, str | Path)]
+    read = [dict(one) for one in given if isinstance(one, Mapping)]
+    found = [*read, *(load(files) if files else [])]
+    sweeps = {case: swept for case in SWEPT if (swept := swept_records(found, case))}
     if not sweeps:
         raise UserValueError(f"records must hold a sweep, {' or '.join(SWEPT)} of `sab bench --cases`; they hold none.")
     if ax is not None:

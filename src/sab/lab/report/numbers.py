@@ -1,4 +1,4 @@
-"""What records say of a row: medians over its seeds, and how they compare with the paper and with each other."""
+"""A row's numbers from its records: medians over its seeds, compared with the paper and with other rows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from sab.lab.experiments.records import Record, is_stale
 from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.pages import NONE
 from sab.lab.tasks import TASKS, CharacterTask, Headline
 from sab.lab.training.progress import show_seconds
 
 ByRow = Mapping[str, list[Record]]
 """Records by their row's id, a row's in the order of the seeds."""
+NONE = "–"
+"""A cell without a value."""
 NOT_RUN = "not run"
 STALE = "†"
-STALE_TOLD = f"{STALE} Made with another configuration than the row now has."
+STALE_NOTE = f"{STALE} Made with another configuration than the row now has."
 METHODS = {"bptt": "LSTM, full BPTT", "tbptt": "LSTM, TBPTT", "sab": "SAB"}
 CONTROL = "our training, no memory"
 DECIMALS = {
@@ -52,11 +53,13 @@ def label(headline: Headline) -> str:
 
 def show_each(record: Record, values: Mapping[str, float | None]) -> str:
     """A seed's numbers by their metrics, or why there are none."""
-    told = " / ".join("not finite" if value is None else show(metric, value) for metric, value in values.items())
+    values_shown = " / ".join(
+        "not finite" if value is None else show(metric, value) for metric, value in values.items()
+    )
     if record["status"] != "diverged":
-        return told
+        return values_shown
     diverged = f"diverged at iteration {record['iterations'] + 1}"
-    return diverged if None in values.values() else f"{told} ({diverged})"
+    return diverged if None in values.values() else f"{values_shown} ({diverged})"
 
 
 def median(values: Sequence[float | None], higher_is_better: bool) -> float | None:
@@ -86,8 +89,8 @@ def show_median(records: Sequence[Record], metric: str, higher_is_better: bool, 
 def show_times(records: Sequence[Record]) -> str:
     """What a run took, and how many ran at once."""
     together = max(record.get("together", 1) for record in records)
-    told = show_seconds(statistics.median(record["wall_time"] for record in records))
-    return f"{told}, {together} at once" if together > 1 else told
+    seconds = show_seconds(statistics.median(record["wall_time"] for record in records))
+    return f"{seconds}, {together} at once" if together > 1 else seconds
 
 
 def any_is_stale(rows: Sequence[Row], by_row: ByRow) -> bool:
@@ -96,7 +99,7 @@ def any_is_stale(rows: Sequence[Row], by_row: ByRow) -> bool:
 
 
 def memory_cells(row: Row) -> dict[str, str]:
-    """What a table's cells say of a row's method, by the names of their columns."""
+    """The cells that describe a row's method, by column."""
     return {
         "method": METHODS[row.method],
         "reading": CONTROL if row.is_control else row.reading or NONE,
@@ -134,13 +137,13 @@ def verdict(row: Row, records: Sequence[Record]) -> str:
     """Whether the seeds reach what the paper has, in each way that the task is judged by."""
     if not row.paper or not records:
         return NONE
-    told = {name: _verdict(row, records, metric) for name, metric in measures(row.task).items()}
-    if len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    reached = [name for name, one in told.items() if one.startswith("reached")]
+    verdicts = {name: _verdict(row, records, metric) for name, metric in measures(row.task).items()}
+    if len(set(verdicts.values())) == 1:
+        return next(iter(verdicts.values()))
+    reached = [name for name, one in verdicts.items() if one.startswith("reached")]
     if len(reached) == 1:
-        return f"{told[reached[0]]} ({reached[0]} only)"
-    return "; ".join(f"{name}: {one}" for name, one in told.items())
+        return f"{verdicts[reached[0]]} ({reached[0]} only)"
+    return "; ".join(f"{name}: {one}" for name, one in verdicts.items())
 
 
 def _verdict(row: Row, records: Sequence[Record], metric: str) -> str:
@@ -160,8 +163,8 @@ def against_truncation(row: Row, by_row: ByRow) -> str:
     """Whether SAB's median is better than that of our rows without a memory that are cut as often."""
     if row.method != "sab" or not by_row.get(row.id):
         return NONE
-    told = [_against(row, other, by_row) for other in ROWS.values() if _is_without_memory(row, other)]
-    return "; ".join(told) or NONE
+    comparisons = [_against(row, other, by_row) for other in ROWS.values() if _is_without_memory(row, other)]
+    return "; ".join(comparisons) or NONE
 
 
 def _is_without_memory(row: Row, other: Row) -> bool:
@@ -182,9 +185,9 @@ def _against(row: Row, other: Row, by_row: ByRow) -> str:
         for name, metric in ways.items()
         if _is_better(median_of(by_row[row.id], metric, higher), median_of(records, metric, higher), higher)
     ]
-    told = "no" if not better else "yes" if len(better) == len(ways) else f"{better[0]} only"
+    answer = "no" if not better else "yes" if len(better) == len(ways) else f"{better[0]} only"
     values = " / ".join(show_median(records, metric, higher) for metric in ways.values())
-    return f"{told} ({values}, {training})"
+    return f"{answer} ({values}, {training})"
 
 
 def _is_better(value: float | None, other: float | None, higher_is_better: bool) -> bool:

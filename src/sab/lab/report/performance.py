@@ -1,40 +1,25 @@
-"""The benchmark's records as tables: in a terminal, and in the page docs/performance.md."""
+"""The benchmark's records: how they are read, judged and shown as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
 from sab.errors import UserValueError
 from sab.lab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST
-from sab.lab.report import pages
-from sab.lab.report.pages import NONE, markdown
+from sab.lab.report.numbers import NONE
 from sab.lab.stored import first_mismatch, read_json_lines
 
 Record = dict[str, Any]
-BEGIN, END = pages.marks("benchmark")
-"""What the page has around the part that is made from records."""
 BOTH, FORWARD = "forward+backward", "forward"
 SWEPT = {"T": ("steps", "T"), "n": ("hidden_size", "n")}
 """The sweeps: which entry of a record they vary, and what the mathematics calls it."""
-HEADER = (
-    "case",
-    "scorer",
-    "precision",
-    "backend",
-    "ours, ms",
-    "nn.LSTM, ms",
-    "ratio",
-    "graph: ours, ms",
-    "nn.LSTM, ms",
-    "ratio",
-    "forward alone",
-    "memory",
-    "target",
-    "met",
+HEADER = tuple(
+    "case|scorer|precision|backend|ours, ms|nn.LSTM, ms|ratio|graph: ours, ms|nn.LSTM, ms|ratio|forward alone|memory|"
+    "target|met".split("|")
 )
 NEEDED = {
     **dict.fromkeys(("device", "case", "scorer", "precision", "date"), str),
@@ -122,41 +107,48 @@ def met(record: Record) -> dict[str, bool]:
     return {way: ratio[BOTH] <= target for way, ratio in record["ratio"].items() if BOTH in ratio}
 
 
-def verdicts(records: Iterable[Record]) -> list[Record]:
-    """For each case and scorer with a target the lowest ratio of our precisions, by the way of calling."""
+class Verdict(NamedTuple):
+    """A case and scorer with a target, and the lowest ratio of our precisions by the way of calling."""
+
+    case: str
+    scorer: str
+    target: float
+    ratio: dict[str, float]
+
+
+def verdicts(records: Iterable[Record]) -> list[Verdict]:
+    """A verdict for each case and scorer with a target and a fair measurement."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if record["kind"] == "required" and met(record):
             groups.setdefault((record["device"], record["case"], record["scorer"]), []).append(record)
-    made: list[Record] = []
+    made: list[Verdict] = []
     for (_, case, scorer), group in groups.items():
         ratios = [(way, ratio[BOTH]) for record in group for way, ratio in record["ratio"].items() if BOTH in ratio]
         ratio = {way: min(value for other, value in ratios if other == way) for way, _ in ratios}
-        made.append({"case": case, "scorer": scorer, "target": group[0]["target"], "ratio": ratio})
+        made.append(Verdict(case, scorer, group[0]["target"], ratio))
     return made
 
 
 def summary(records: Sequence[Record]) -> list[str]:
-    """What came of the targets, in a sentence for each."""
-    told: list[str] = []
+    """Sentences on how many targets are met, on disturbed rows and on memory."""
+    sentences: list[str] = []
     found = verdicts(records)
-    ways = dict.fromkeys(way for verdict in found for way in verdict["ratio"])
+    ways = dict.fromkeys(way for one in found for way in one.ratio)
     names = {"eager": "called as a user does", "graph": "replayed from a CUDA graph"}
     for way in ways:
-        judged = [verdict for verdict in found if way in verdict["ratio"]]
-        missed = [verdict for verdict in judged if verdict["ratio"][way] > verdict["target"]]
-        at_most_one = sum(verdict["ratio"][way] <= 1.0 for verdict in judged)
+        judged = [one for one in found if way in one.ratio]
+        missed = [one for one in judged if one.ratio[way] > one.target]
+        at_most_one = sum(one.ratio[way] <= 1.0 for one in judged)
         sentence = f"{len(judged) - len(missed)} of {len(judged)} targets are met {names[way]}"
         sentence += f", {at_most_one} with a ratio of at most 1"
         if missed:
-            which = (
-                f"{one['case']} {one['scorer']} {one['ratio'][way]:.2f} (at most {one['target']:g})" for one in missed
-            )
+            which = (f"{one.case} {one.scorer} {one.ratio[way]:.2f} (at most {one.target:g})" for one in missed)
             sentence += f"; not met: {', '.join(which)}"
-        told.append(sentence + ".")
+        sentences.append(sentence + ".")
     disturbed = sum(map(is_disturbed, records))
     if disturbed:
-        told.append(
+        sentences.append(
             f"{disturbed} of {len(records)} rows were disturbed, with medians above {DISTURBED:g} times the fastest "
             "call, and are not judged: measure them again when nothing else runs."
         )
@@ -164,11 +156,11 @@ def summary(records: Sequence[Record]) -> list[str]:
     if memory:
         most = max(memory, key=lambda record: record["memory_ratio"])
         within = sum(record["memory_ratio"] <= MEMORY for record in memory)
-        told.append(
+        sentences.append(
             f"A training step takes at most {MEMORY:g} times nn.LSTM's memory in {within} of {len(memory)} rows; "
             f"the most is {most['memory_ratio']:.2f} (case {most['case']}, {most['scorer']}, {most['precision']})."
         )
-    return told
+    return sentences
 
 
 # Cells
@@ -189,7 +181,7 @@ def cells(record: Record) -> list[str]:
         NONE if forward is None else f"{forward:.2f}",
         NONE if memory is None else f"{memory:.2f}",
         target,
-        _verdict(record),
+        verdict(record),
     ]
 
 
@@ -197,7 +189,7 @@ def _times(record: Record, way: str) -> list[str]:
     if BOTH not in record["ratio"].get(way, {}):
         return [NONE] * 3
     ours = record["milliseconds"]["ours"][way][BOTH]["median"]
-    return [_number(ours), _number(torch_milliseconds(record, way, BOTH)), f"{record['ratio'][way][BOTH]:.2f}"]
+    return [show_time(ours), show_time(torch_milliseconds(record, way, BOTH)), f"{record['ratio'][way][BOTH]:.2f}"]
 
 
 def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
@@ -210,7 +202,7 @@ def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
     )
 
 
-def _verdict(record: Record) -> str:
+def verdict(record: Record) -> str:
     ways = met(record)
     if not ways:
         return "disturbed" if is_disturbed(record) and record["target"] is not None else NONE
@@ -219,12 +211,12 @@ def _verdict(record: Record) -> str:
     return f"{next(way for way, is_met in ways.items() if is_met)} only"
 
 
-def _number(x: float) -> str:
+def show_time(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
 def line(record: Record) -> str:
-    """What a person reads of a record when it is there."""
+    """A record in one line."""
     label = f"{record['case']}  n={record['hidden_size']} T={record['steps']}  {record['scorer']} {record['precision']}"
     if record["beside"] is not None:
         label += f", {record['beside']}"
@@ -233,30 +225,20 @@ def line(record: Record) -> str:
     parts: list[str] = []
     for way, ratio in record["ratio"].items():
         if BOTH in ratio:
-            ours, torchs, told = _times(record, way)
-            parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {told}")
+            ours, torchs, ratio_shown = _times(record, way)
+            parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {ratio_shown}")
     if record["kind"] == "context":
         beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
-        parts.append(f"{record['beside']} {_number(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")
+        parts.append(f"{record['beside']} {show_time(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")
     if record["target"] is not None:
         bound = "at least" if record["kind"] == "context" else "at most"
-        parts.append(f"target {bound} {record['target']:g}: {_verdict(record)}")
+        parts.append(f"target {bound} {record['target']:g}: {verdict(record)}")
     return f"{label}: {'; '.join(parts)}"
 
 
 def table(records: Sequence[Record]) -> Table:
     """The records but for the context, for a terminal; a column that would be empty is left out."""
-    header = (
-        "case",
-        "scorer",
-        "precision",
-        "ours / nn.LSTM, ms",
-        "from a graph, ms",
-        "forward",
-        "memory",
-        "target",
-        "met",
-    )
+    header = "case|scorer|precision|ours / nn.LSTM, ms|from a graph, ms|forward|memory|target|met".split("|")
     rows: list[list[str]] = []
     for record in records:
         if record["kind"] == "context":
@@ -280,90 +262,9 @@ def _compact(times: Sequence[str]) -> str:
     return ours if torchs == NONE else f"{ours} / {torchs} = {ratio}"
 
 
-# The page
-
-
-def page_part(records: Sequence[Record], images: str) -> str:
-    """The part of the page that is made from records; `images` is where the page finds the figures."""
-    if not records:
-        return "Nothing has been measured yet."
-    parts = [_about(records)]
-    required = [record for record in records if record["kind"] == "required"]
-    if required:
-        parts += [_configurations(required), *summary(records), markdown(HEADER, map(cells, required))]
-    failed = [f"- {line(record)}" for record in records if "error" in record]
-    if failed:
-        parts.append("\n".join(["What could not be measured:", "", *failed]))
-    parts += [part for part in (_context(records), *(_sweep(records, case, images) for case in SWEPT)) if part]
-    return "\n\n".join(parts)
-
-
-def _about(records: Sequence[Record]) -> str:
-    machines: dict[str, list[Record]] = {}
-    for record in records:
-        machines.setdefault(record["device"], []).append(record)
-    told: list[str] = []
-    for device, group in machines.items():
-        newest = max(group, key=lambda record: record["date"])
-        versions = ", ".join(f"{name} {version}" for name, version in newest["versions"].items())
-        commits = ", ".join(sorted({str(record["commit"])[:12] for record in group if record["commit"]})) or "not known"
-        threads = f", {newest['threads']} threads" if device.startswith("cpu") else ""
-        told.append(f"- {device}{threads}: {versions}; commit {commits}; {newest['date'][:10]}")
-    return "\n".join(["Measured on", "", *told])
-
-
-def _configurations(records: Sequence[Record]) -> str:
-    names = ("hidden_size", "batch_size", "steps", "k_top", "k_att", "k_trunc", "input_size")
-    header = ("case", "where", "n", "B", "T", "k_top", "k_att", "k_trunc", "input")
-    rows = {(record["case"], record["device"], *(str(record[name]) for name in names)): None for record in records}
-    return markdown(header, rows)
-
-
-def _context(records: Sequence[Record]) -> str | None:
-    rows: list[list[str]] = []
-    for record in records:
-        if record["kind"] == "context" and "error" not in record:
-            beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
-            ours = record["milliseconds"]["ours"]["eager"][BOTH]["median"]
-            target = NONE if record["target"] is None else f"{record['target']:g}"
-            start = [record["case"], record["beside"], record["scorer"], str(record["steps"])]
-            end = [f"{record['speedup'][BOTH]:.1f}", target, _verdict(record)]
-            rows.append([*start, _number(beside), _number(ours), *end])
-    if not rows:
-        return None
-    header = ("case", "beside", "scorer", "T", "its time, ms", "ours, ms", "times as fast", "at least", "met")
-    return "For context, this layer beside the definition it is held to:\n\n" + markdown(header, rows)
-
-
 def swept_records(records: Sequence[Record], case: str) -> list[Record]:
     """The records of a sweep."""
     return [record for record in records if record["case"] == case and "error" not in record]
-
-
-def _sweep(records: Sequence[Record], case: str, images: str) -> str | None:
-    swept = swept_records(records, case)
-    if not swept:
-        return None
-    entry, symbol = SWEPT[case]
-    way = common_way(swept)
-    scorers = list(dict.fromkeys(record["scorer"] for record in swept))
-    points: dict[int, dict[str, Record]] = {}
-    for record in swept:
-        points.setdefault(record[entry], {})[record["scorer"]] = record
-    rows: list[list[str]] = []
-    for point, by_scorer in sorted(points.items()):
-        torchs = min(microseconds_a_step(record, way, BOTH, "nn.LSTM") for record in by_scorer.values())
-        ours = [microseconds_a_step(by_scorer[one], way, BOTH) if one in by_scorer else None for one in scorers]
-        rows.append([str(point), *(NONE if one is None else _number(one) for one in ours), _number(torchs)])
-    how = "from a CUDA graph" if way == "graph" else "as called"
-    title = f"Microseconds a step against {symbol}, forward and backward, {how}:"
-    picture = f"![Time a step against {symbol}]({images}/{sweep_picture(case)})"
-    return f"{title}\n\n{markdown((symbol, *scorers, 'nn.LSTM'), rows)}\n\n{picture}"
-
-
-def sweep_picture(case: str) -> str:
-    """The file of a sweep's figure."""
-    return f"time-against-{SWEPT[case][1]}.png"
 
 
 def common_way(records: Sequence[Record]) -> str:
@@ -378,13 +279,3 @@ def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours")
     else:
         milliseconds = record["milliseconds"][of][way][chosen]["median"]
     return milliseconds * 1e3 / record["steps"]
-
-
-def renew(page: Path, records: Sequence[Record], images: str) -> None:
-    """Writes the part of the page that is made from records."""
-    pages.renew(page, "benchmark", page_part(records, images), "page")
-
-
-def renewed(text: str, records: Sequence[Record], images: str, page: Path) -> str:
-    """The page's text with its part that is made from records made anew."""
-    return pages.renewed(text, "benchmark", page_part(records, images), page, "page")

@@ -20,8 +20,6 @@ def test_runs_records_and_benchmarks_are_found(trained: Run, tmp_path: Path) -> 
     assert list(found.runs) == [str(trained.path)]
     assert len(found.by_row["copying-300-sab-5-5-ours"]) == 3
     assert found.benchmark  # beside the results
-    assert found.calls
-    assert gather([trained.path]).calls == []
     assert gather([trained.path]).benchmark == []
     alone = gather([ROOT / "benchmarks/results/cpu-2-cores.jsonl"])
     assert (alone.runs, alone.by_row) == ({}, {})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sab.lab.report.page.scenes import said, scene_of, ticks, unknown_scene
+from sab.lab.report.page.scenes import predictions_of, scene_of, ticks, unknown_scene
 from sab.lab.tasks import MNIST, PTB, Adding, Copying
 from sab.lab.tasks.mnist import permutation
 
@@ -18,7 +18,7 @@ def test_copying() -> None:
     assert scene.right == dict(zip(range(211, 221), digits, strict=True))
     assert scene.quiet == frozenset(range(11, 210))
     outputs = torch.nn.functional.one_hot(targets, 9).float()
-    assert said(task, outputs[:, 1]) == scene.right
+    assert predictions_of(task, outputs[:, 1]) == scene.right
 
 
 def test_quiet_steps_have_little_room() -> None:
@@ -42,7 +42,7 @@ def test_adding() -> None:
     assert scene.values == values
     assert sum(values[step - 1] for step in scene.marked) == pytest.approx(targets[0].item())
     assert scene.right == {10: f"{targets[0]:.2f}"}
-    assert said(task, torch.full((10, 1), 1.234)) == {10: "1.23"}
+    assert predictions_of(task, torch.full((10, 1), 1.234)) == {10: "1.23"}
 
 
 @pytest.mark.parametrize("permuted", [False, True])
@@ -54,7 +54,7 @@ def test_mnist(permuted: bool) -> None:
     assert scene.places == (permutation().tolist() if permuted else list(range(784)))
     assert scene.values == inputs[:, 0, 0].tolist()
     assert scene.right == {784: str(targets[0].item())}
-    assert said(task, torch.eye(10)[[3] * 784]) == {784: "3"}
+    assert predictions_of(task, torch.eye(10)[[3] * 784]) == {784: "3"}
 
 
 @pytest.mark.usefixtures("tiny_data")
@@ -66,7 +66,7 @@ def test_text() -> None:
     assert "".join(scene.seen) == shown
     assert [scene.right[step] for step in range(1, 30)] == list(shown[1:])
     outputs = torch.nn.functional.one_hot(targets[:, 0], task.output_size).float()
-    assert said(task, outputs) == scene.right
+    assert predictions_of(task, outputs) == scene.right
     assert not scene.quiet
 
 

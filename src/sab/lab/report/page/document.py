@@ -1,4 +1,4 @@
-"""The page: one file that holds everything it shows and asks nobody for anything."""
+"""The page: one file that holds everything it shows and loads nothing else."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from sab.errors import UserError, UserValueError
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
-from sab.lab.report import datasets, performance, results, synthetic
-from sab.lab.report.numbers import METHODS, STALE_TOLD, ByRow, any_is_stale
+from sab.lab.report import performance, results, tables
+from sab.lab.report.numbers import METHODS, NONE, STALE_NOTE, ByRow, any_is_stale
 from sab.lab.report.page import elements, explorer, plots
 from sab.lab.report.page.explorer import Explorer
 from sab.lab.report.page.material import Material, groups_of, row_of, rows_of
-from sab.lab.report.pages import NONE
 from sab.lab.tasks import TASKS
 from sab.lab.training.run import Run
 
 MOST_EXPLORERS = 6
 """How many models the explorer has; to trace more would take long, and much room."""
 SUFFIXES = (".html", ".htm")
+INTRODUCTION = (
+    "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest to the "
+    "highest of the seeds that were evaluated at an iteration. The numbers after a method are its k_trunc and k_top. "
+    "SAB is read as the paper has it written, as its authors' code has it released, or as ours: with the scorer, the "
+    "weighting and the training that this library recommends."
+)
+"""The text above the paper's tables."""
 
 
 @dataclass
 class Parts:
-    """What a page says, and the data of its figures."""
+    """The parts of a page, and the data of its figures."""
 
     title: str
     summary: str
@@ -51,12 +57,12 @@ class Parts:
         )
 
 
-def write(material: Material, out: Path, tell: Callable[[str], None] = lambda name: None) -> None:
-    """Makes the page and writes it in one move; `tell` hears of each model before it is traced."""
+def write(material: Material, out: Path, announce: Callable[[str], None] = lambda name: None) -> None:
+    """Makes the page and writes it in one move; `announce` is called with each model's name before it is traced."""
     check_out(out)
     with writing(out, "out"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page(parts(material, explorers(material, tell))), "out")
+    write_text(out, page(parts(material, explorers(material, announce))), "out")
 
 
 def check_out(out: Path) -> None:
@@ -68,7 +74,7 @@ def check_out(out: Path) -> None:
 
 
 def page(made: Parts, is_live: bool = False) -> str:
-    """The whole file. A live one asks its server for news, another one asks nobody."""
+    """The whole file. A live page polls its server; any other page connects to nothing."""
     plotly, script = plotly_script(), _asset("page.js")
     scripts = " ".join(map(elements.digest, (plotly, script)))
     connect = "'self'" if is_live else "'none'"
@@ -111,13 +117,13 @@ def _asset(name: str) -> str:
 # What is on it
 
 
-def explorers(material: Material, tell: Callable[[str], None] = lambda name: None) -> list[Explorer]:
+def explorers(material: Material, announce: Callable[[str], None] = lambda name: None) -> list[Explorer]:
     """One for the first seed of each model, as far as they are not too many, and for each record with attention."""
     groups = list(groups_of(material.runs).items())[:MOST_EXPLORERS]
     traced_steps, room = (2 * most // max(len(groups), 2) for most in (explorer.TRACED_STEPS, explorer.ROOM))
     made: list[Explorer] = []
     for name, runs in groups:
-        tell(name)
+        announce(name)
         try:
             made.append(explorer.of_run(name, runs[0], traced_steps, room))
         except UserError as mistake:  # no checkpoint yet, or its data are not here: the rest of the page is made
@@ -151,16 +157,16 @@ def _title(material: Material) -> str:
 
 
 def _summary(material: Material) -> str:
-    told: list[str] = []
+    sentences: list[str] = []
     if material.runs:
         tasks = ", ".join(dict.fromkeys(run.config.task.title for run in material.runs.values()))
-        told.append(f"{_count(len(material.runs), 'run')} on {tasks}")
+        sentences.append(f"{_count(len(material.runs), 'run')} on {tasks}")
     if material.by_row:
         records = sum(map(len, material.by_row.values()))
-        told.append(f"{_count(records, 'recorded run')} of {_count(len(material.by_row), 'row')} of the tables")
+        sentences.append(f"{_count(records, 'recorded run')} of {_count(len(material.by_row), 'row')} of the tables")
     if material.benchmark:
-        told.append(f"{_count(len(material.benchmark), 'measurement')} of speed")
-    return "; ".join(told) + "."
+        sentences.append(f"{_count(len(material.benchmark), 'measurement')} of speed")
+    return "; ".join(sentences) + "."
 
 
 def _count(number: int, what: str) -> str:
@@ -190,20 +196,7 @@ def _add_explorers(made: Parts, explored: Sequence[Explorer], material: Material
 def _add_runs(made: Parts, runs: Mapping[str, Run]) -> None:
     if not runs:
         return
-    header = [
-        "run",
-        "task",
-        "method",
-        "k_trunc",
-        "k_top",
-        "k_att",
-        "seed",
-        "status",
-        "iterations",
-        "valid",
-        "test",
-        "paper",
-    ]
+    header = "run task method k_trunc k_top k_att seed status iterations valid test paper".split()
     body = [elements.table(header, (_run_line(name, run) for name, run in runs.items()), "Runs")]
     by_task: dict[str, dict[str, list[Run]]] = {}
     for name, group in groups_of(dict(runs)).items():
@@ -227,10 +220,10 @@ def _run_line(name: str, run: Run) -> list[str]:
     made = evaluations[-1]["step"] if evaluations else 0
     values = [valid.get(headline.metric), None if result is None else result.metrics.get(headline.metric)]
     memories = [str(one or NONE) for one in (memory.k_trunc, memory.k_top, memory.k_att if memory.k_top else None)]
-    told = [name, config.task.label, METHODS[config.model.method], *memories, str(config.training.seed)]
-    told += ["under way" if result is None else result.status, f"{made if result is None else result.iterations:,}"]
-    told += [NONE if value is None else headline.show(value) for value in values]
-    return [*told, row.paper.get(row.judged, NONE) if row else NONE]
+    cells = [name, config.task.label, METHODS[config.model.method], *memories, str(config.training.seed)]
+    cells += ["under way" if result is None else result.status, f"{made if result is None else result.iterations:,}"]
+    cells += [NONE if value is None else headline.show(value) for value in values]
+    return [*cells, row.paper.get(row.judged, NONE) if row else NONE]
 
 
 def _curve_of_run(run: Run) -> plots.Curve:
@@ -258,17 +251,13 @@ def _add_tables(made: Parts, material: Material) -> None:
             drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, over_decades=True)
             body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
         body.append(elements.table(*cells, f"Table: {title}"))
-        body += [elements.paragraph(STALE_TOLD)] if any_is_stale(rows, by_row) else []
+        body += [elements.paragraph(STALE_NOTE)] if any_is_stale(rows, by_row) else []
     if not body:
         return
-    told = "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest "
-    told += "to the highest of the seeds that were evaluated at an iteration. The numbers after a method are its "
-    told += "k_trunc and k_top. SAB is read as the paper has it written, as its authors' code has it released, or as "
-    told += "ours: with the scorer, the weighting and the training that this library recommends."
     end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
-    end += (told.replace("`", "") for told in results.total_time(material.by_row, material.calls))
+    end += results.total_time(material.by_row)
     whole = elements.section(
-        "tables", "Beside the paper", [elements.paragraph(told), *body, *map(elements.paragraph, end)]
+        "tables", "Beside the paper", [elements.paragraph(INTRODUCTION), *body, *map(elements.paragraph, end)]
     )
     made.sections["tables"] = ("Beside the paper", whole)
 
@@ -281,13 +270,13 @@ def _tables(by_row: ByRow) -> Iterable[tuple[str, list[Row], Cells]]:
     lengths = dict.fromkeys((row.task, row.length) for row in ROWS.values() if row.length)
     for task, length in lengths:
         rows = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
-        yield f"{task.capitalize()}, T = {length}", rows, synthetic.table_cells(rows, by_row)
-    sections = [(one, "") for one in (*datasets.PAPERS_TABLES, datasets.PERMUTED)]
-    sections += [(one, ", other cells") for one in datasets.CELLS]
-    sections += [(one, ", with and without clipping") for one in datasets.UNCLIPPED]
+        yield f"{task.capitalize()}, T = {length}", rows, tables.table_cells(rows, by_row)
+    sections = [(one, "") for one in (*tables.PAPERS_TABLES, tables.PERMUTED)]
+    sections += [(one, ", other cells") for one in tables.CELLS]
+    sections += [(one, ", with and without clipping") for one in tables.UNCLIPPED]
     for section, what in sections:
         rows = section.rows
-        yield f"{datasets.heading(rows, by_row)}{what}", rows, datasets.table_cells(rows, by_row)
+        yield f"{tables.heading(rows, by_row)}{what}", rows, tables.table_cells(rows, by_row)
 
 
 def _merged(one: ByRow, other: ByRow) -> ByRow:
@@ -340,9 +329,9 @@ def _cases(records: Sequence[performance.Record]) -> str:
         + one["device"].partition(" ")[0]
         for one in records
     }
-    return f"The cases: {'; '.join(f'{case}: {told}' for case, told in sorted(sizes.items()))}."
+    return f"The cases: {'; '.join(f'{case}: {size}' for case, size in sorted(sizes.items()))}."
 
 
-def _id(told: str) -> str:
+def _id(name: str) -> str:
     """A name for an element from anything."""
-    return re.sub(r"[^a-z0-9]+", "-", told.lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

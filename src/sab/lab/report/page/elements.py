@@ -16,7 +16,7 @@ Figure = dict[str, Any]
 
 
 class Drawn(NamedTuple):
-    """A figure with what is told to those who do not see it."""
+    """A figure with its text for those who do not see it."""
 
     figure: Figure
     caption: str
@@ -58,10 +58,10 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]], called: str) ->
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{text(called)}">{whole}</div>'
 
 
-def _cell(told: str) -> str:
-    """A cell, of which one with much to tell has several lines."""
-    kind = ' class="long"' if len(told) > LONG else ""
-    return f"<td{kind}>{text(told)}</td>"
+def _cell(content: str) -> str:
+    """A cell; a long one has several lines."""
+    kind = ' class="long"' if len(content) > LONG else ""
+    return f"<td{kind}>{text(content)}</td>"
 
 
 def figure(name: str, drawn: Drawn) -> str:
@@ -79,9 +79,9 @@ def section(name: str, title: str, parts: Iterable[str]) -> str:
     return f'<section id="{text(name)}"><h2>{text(title)}</h2>{"".join(parts)}</section>'
 
 
-def heading(told: str) -> str:
-    return f"<h3>{text(told)}</h3>"
+def heading(content: str) -> str:
+    return f"<h3>{text(content)}</h3>"
 
 
-def paragraph(told: str) -> str:
-    return f"<p>{text(told)}</p>"
+def paragraph(content: str) -> str:
+    return f"<p>{text(content)}</p>"

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sab.errors import UserError, UserValueError
-from sab.lab.experiments.records import Record, read_notes
+from sab.lab.experiments.records import Attention, Record, read_notes
 from sab.lab.models import SequenceModel
 from sab.lab.report.page.elements import Figure, label
-from sab.lab.report.page.scenes import Scene, said, scene_of, ticks, unknown_scene
+from sab.lab.report.page.scenes import Scene, predictions_of, scene_of, ticks, unknown_scene
 from sab.lab.tasks import Task
 from sab.lab.training.checkpoint import load_kept, load_moment, moments
 from sab.lab.training.evaluation import mean_attention
@@ -47,7 +47,7 @@ class Moment:
     """Mean weights over a batch, of attending steps and microstates."""
     credit: dict[int, dict[str, Any]]
     """By step whose answer counts: the credit of earlier ones in its parts, and its paths."""
-    says: dict[int, str]
+    predictions: dict[int, str]
     is_mean: bool = False
     """Whether what was read is the mean over a batch, and not what this sequence read."""
 
@@ -107,11 +107,11 @@ def of_run(
                 damaged += f" {mistake}"
     explored = Explorer(name, "", task, scene, run.config.model.memory.k_att, tuple(made))
     explored = explored.with_earlier([*_noted_of_run(run), *known])
-    told = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
+    about = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
     count = len(explored.moments)
-    told += f"weights of iteration {iteration:,}" if count == 1 else f"weights of {count} moments of the training"
-    told += f"; the best are those of iteration {best_at:,}" if count > 1 and best_at is not None else ""
-    return replace(explored, about=f"{told}.{damaged}")
+    about += f"weights of iteration {iteration:,}" if count == 1 else f"weights of {count} moments of the training"
+    about += f"; the best are those of iteration {best_at:,}" if count > 1 and best_at is not None else ""
+    return replace(explored, about=f"{about}.{damaged}")
 
 
 def of_record(record: Record) -> Explorer:
@@ -128,7 +128,7 @@ def of_record(record: Record) -> Explorer:
     return Explorer(record["row"], about, config.task, scene, record["attention"]["k_att"], moments)
 
 
-def _noted(attention: dict[str, Any], task: Task) -> list[Moment]:
+def _noted(attention: Attention, task: Task) -> list[Moment]:
     """The moments of which the mean attention was noted."""
     k_att, first, steps = attention["k_att"], attention["first"], task.attending_steps
     made: list[Moment] = []
@@ -142,7 +142,7 @@ def _noted(attention: dict[str, Any], task: Task) -> list[Moment]:
 
 
 def _noted_of_run(run: Run) -> list[Moment]:
-    """The same of a run that `sab reproduce` made, beside whose folder it keeps its notes."""
+    """The same of a run that `sab reproduce` made, which keeps its notes next to the run's folder."""
     try:
         attention = read_notes(run.path.with_name(f"{run.path.name}.json")).get("attention")
         return [] if attention is None else _noted(attention, run.config.task)
@@ -156,7 +156,7 @@ def unknown(name: str, run: Run, reason: str) -> Explorer:
 
 
 def newest_iteration(run: Run) -> int:
-    """The iteration of the newest checkpoint, as far as the names of files tell."""
+    """The iteration of the newest checkpoint, from the names of the files."""
     names = sorted(path.name for path in run.checkpoints.glob("step-*"))
     return int(names[-1].removeprefix("step-")) if names else 0
 
@@ -184,7 +184,7 @@ def _moment(model: SequenceModel, config: RunConfig, inputs: Tensor, answers: Se
         _reads(next(iter(traces.values()))),
         attention,
         {step: _credit(traced, step) for step, traced in traces.items()},
-        said(task, outputs[:, 0]),
+        predictions_of(task, outputs[:, 0]),
     )
 
 
@@ -194,7 +194,7 @@ def _mean_weights(model: SequenceModel, config: RunConfig) -> list[list[float | 
 
 
 def attending_rows(task: Task) -> list[int]:
-    """The places, among the steps whose attention is told, of those that a map has a row for."""
+    """The places, among the attending steps, of those that a map has a row for."""
     return _thinned(range(len(task.attending_steps)), MOST_ROWS)
 
 
@@ -227,13 +227,13 @@ def _credit(traced: Trace, target: int) -> dict[str, Any]:
         for step in range(1, target + 1)
         if max(part[step - 1].item() for part in parts) >= LEAST_CREDIT * largest and largest > 0
     ]
-    told: dict[str, Any] = {"steps": steps}
+    credit: dict[str, Any] = {"steps": steps}
     for name in ("direct", "chain", "skip"):
-        told[name] = [_short(getattr(parts, name)[step - 1].item()) for step in steps]
-    told["paths"] = [
+        credit[name] = [_short(getattr(parts, name)[step - 1].item()) for step in steps]
+    credit["paths"] = [
         [_short(path.share), [[skip.step, skip.kept_at] for skip in path.skips]] for path in traced.paths[:MOST_PATHS]
     ]
-    return told
+    return credit
 
 
 def _strongest(weights: Sequence[Sequence[float | None]], first: int, k_att: int) -> dict[int, list[list[float]]]:
@@ -273,7 +273,7 @@ def spec(explorer: Explorer) -> dict[str, Any]:
             "reads": moment.reads,
             "attention": moment.attention,
             "credit": moment.credit,
-            "says": moment.says,
+            "says": moment.predictions,
             "of": BATCH if moment.is_mean else "",
         }
         for moment in explorer.moments
@@ -303,13 +303,13 @@ def _timeline(scene: Scene, has_credit: bool) -> Figure:
     layout["xaxis"] |= {**ticks(scene), "tickangle": 0, "fixedrange": True}
     for name, domain in rows.items():
         layout[f"yaxis{name[1:]}"] = {"domain": domain, "range": [0, 1], "visible": False, "fixedrange": True}
-    told = {
+    texts = {
         "y": "reads: arcs to microstates, as wide as their weights",
         "y2": "",
         "y4": "credit: the gradient at each step",
     }
-    told["y3"] = "paths of its credit, as wide as their shares"
-    titles = [(told[name], top) for name, (_, top) in rows.items() if told[name]]
+    texts["y3"] = "paths of its credit, as wide as their shares"
+    titles = [(texts[name], top) for name, (_, top) in rows.items() if texts[name]]
     note = {"xref": "paper", "yref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
     layout["annotations"] = [
         {**note, "text": title, "y": top, "font": {"size": 12, "color": "@muted"}} for title, top in titles

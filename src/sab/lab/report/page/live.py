@@ -31,7 +31,7 @@ class Watch:
         self._parts = self._renewed()
 
     def parts(self) -> document.Parts:
-        """What the page says now."""
+        """The page's present parts."""
         with self._lock:
             if _fingerprint(self._path) != self._seen:
                 self._parts = self._renewed()
@@ -69,7 +69,7 @@ def _weights(path: Path) -> list[str]:
 
 
 def serve(path: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Serves the page of a run until it is interrupted; `ready` hears the address when it can be opened."""
+    """Serves the page of a run until it is interrupted; `ready` is called with the address once it can be opened."""
     port = check_int("port", port, 0, maximum=65535)
     watch = Watch(path)
     with server(watch, port) as made:
@@ -82,7 +82,7 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A page of somebody else's can call this machine by a name of its own, but not by these.
+            # A foreign page can reach this machine under another host name, but not under these.
             if self.headers.get("Host") not in (f"{LOOPBACK}:{made.server_port}", f"localhost:{made.server_port}"):
                 return self._answer(403, "text/plain", "this page is for browsers on this machine")
             contents = {"/": lambda made: document.page(made, is_live=True), "/part": document.part}
@@ -90,7 +90,7 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
                 return self._answer(404, "text/plain", "there is only the one page")
             try:
                 content = contents[self.path](watch.parts())
-            except (UserError, OSError) as error:  # somebody may remove the run
+            except (UserError, OSError) as error:  # the run may have been removed
                 return self._answer(503, "text/plain", str(error))
             return self._answer(200, "text/html", content)
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sab.errors import UserValueError
-from sab.lab.experiments import calls
 from sab.lab.experiments import records as stored
-from sab.lab.experiments.calls import Call
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row
 from sab.lab.report import performance, results
 from sab.lab.report.numbers import ByRow
 from sab.lab.training.run import Run
 
 BENCHMARKS = Path("benchmarks/results")
-"""Where a repository has its benchmark's records, seen from the folder that has its results."""
+"""Folder of the benchmark's records, relative to the parent of the results folder."""
 
 
 @dataclass
@@ -27,8 +25,6 @@ class Material:
     """By the path that a reader knows them by."""
     by_row: dict[str, list[stored.Record]] = field(default_factory=dict)
     """The records of `sab reproduce`."""
-    calls: list[Call] = field(default_factory=list)
-    """What calls of it took."""
     benchmark: list[performance.Record] = field(default_factory=list)
 
 
@@ -43,7 +39,6 @@ def gather(paths: Sequence[Path]) -> Material:
         elif has_records(path):
             for row, records in results.load(path).items():
                 found.by_row.setdefault(row, []).extend(records)
-            found.calls += calls.load(path)
             benchmarks += sorted((path.parent / BENCHMARKS).glob("*.jsonl"))
         elif path.is_file() and path.suffix == ".jsonl":
             benchmarks.append(path)

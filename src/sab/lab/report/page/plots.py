@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sab.lab.report import performance
+from sab.lab.report.numbers import NONE
 from sab.lab.report.page.elements import Drawn, Figure, label
-from sab.lab.report.pages import NONE
 from sab.lab.tasks import Headline
 
 COLOURS = [f"@{place}" for place in range(1, 7)]
@@ -81,10 +81,10 @@ def curves(
             edge = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
             edge["legendgroup"] = str(place)
             data += [{**edge, "y": low}, {**edge, "y": high, "fill": "tonexty", "fillcolor": colour + FAINT}]
-        told = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
+        legend = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
         line = {"color": colour, "width": 2, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
         mode = "lines+markers" if len(steps) < 10 else "lines"
-        data.append({"x": steps, "y": middle, "mode": mode, "name": label(told), "line": line})
+        data.append({"x": steps, "y": middle, "mode": mode, "name": label(legend), "line": line})
         data[-1] |= {"marker": {"color": colour}, "legendgroup": str(place)}
     chance = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": headline.chance, "y1": headline.chance}
     steps = [step for seeds in groups.values() for curve in seeds for step in curve.steps]
@@ -149,10 +149,10 @@ def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
     ]
     swept = sorted({record[entry] for record in records})
     called = {"T": "steps T", "n": "hidden size n"}[symbol]
-    told = swept[:1]
+    ticks = swept[:1]
     for one in swept[1:]:
-        told += [one] if one >= 1.4 * told[-1] else []  # nearer ones would be written over each other
-    layout: Figure = {"xaxis": axis(called, type="log", tickvals=told, ticktext=[f"{one:,}" for one in told])}
+        ticks += [one] if one >= 1.4 * ticks[-1] else []  # nearer ones would be written over each other
+    layout: Figure = {"xaxis": axis(called, type="log", tickvals=ticks, ticktext=[f"{one:,}" for one in ticks])}
     layout["yaxis"] = axis(
         "microseconds a step", **logarithmic(time for known in points.values() for time in known.values())
     )
@@ -167,17 +167,17 @@ def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
 
 
 def ratios(records: Sequence[performance.Record]) -> Drawn:
-    """How long the required cases take beside nn.LSTM, the lowest of our precisions, and what was aimed at."""
+    """How long the required cases take compared with nn.LSTM, in the faster of our precisions, and the targets."""
     found = performance.verdicts(records)
     data: list[dict[str, Any]] = []
-    cases = [f"{one['case']}, {one['scorer']}" for one in found]
+    cases = [f"{one.case}, {one.scorer}" for one in found]
     places, target = list(range(len(cases))), "at most, by the target"
     columns: dict[str, list[float | None]] = {}
-    for way, colour in zip(dict.fromkeys(way for one in found for way in one["ratio"]), COLOURS, strict=False):
-        values = columns[_way(way)] = [shown(one["ratio"][way]) if way in one["ratio"] else None for one in found]
+    for way, colour in zip(dict.fromkeys(way for one in found for way in one.ratio), COLOURS, strict=False):
+        values = columns[_way(way)] = [shown(one.ratio[way]) if way in one.ratio else None for one in found]
         bars = {"type": "bar", "x": places, "y": values, "name": _way(way), "marker": {"color": colour}}
         data.append({**bars, "hovertext": cases, "hovertemplate": "%{hovertext}: %{y}"})
-    columns[target] = [one["target"] for one in found]
+    columns[target] = [one.target for one in found]
     # A line over the bars of each case, as wide as they are.
     ends = [end for place in places for end in (place - 0.4, place + 0.4, None)]
     heights = [height for one in columns[target] for height in (one, one, None)]
@@ -191,9 +191,13 @@ def ratios(records: Sequence[performance.Record]) -> Drawn:
         for case, *values in zip(cases, *columns.values(), strict=True)
     ]
     header = ("case, scorer", *columns)
-    told = " ".join(performance.summary(records))
+    summary = " ".join(performance.summary(records))
     return Drawn(
-        {"data": data, "layout": layout}, "Time over that of torch.nn.LSTM, forward and backward", told, header, lines
+        {"data": data, "layout": layout},
+        "Time over that of torch.nn.LSTM, forward and backward",
+        summary,
+        header,
+        lines,
     )
 
 

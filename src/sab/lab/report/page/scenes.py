@@ -66,8 +66,8 @@ def scene_of(task: Task, inputs: Tensor, targets: Tensor, row: int = 0) -> Scene
     if isinstance(task, Copying):
         return _digits(inputs[:, row].tolist(), targets[:, row].tolist())
     if isinstance(task, CharacterTask):
-        seen, said = (_signs(task.decode(symbols[:, row].tolist())) for symbols in (inputs, targets))
-        return Scene(seen, dict(enumerate(said, start=1)), names={SIGNS[" "]: "a space", SIGNS["\n"]: "a line's end"})
+        seen, right = (_signs(task.decode(symbols[:, row].tolist())) for symbols in (inputs, targets))
+        return Scene(seen, dict(enumerate(right, start=1)), names={SIGNS[" "]: "a space", SIGNS["\n"]: "a line's end"})
     if isinstance(task, Adding):
         values, marks = inputs[:, row].t().tolist()
         marked = [step for step, mark in enumerate(marks, start=1) if mark]
@@ -84,7 +84,7 @@ def unknown_scene(task: Task) -> Scene:
     return Scene([NOTHING] * task.steps)
 
 
-def said(task: Task, outputs: Tensor) -> dict[int, str]:
+def predictions_of(task: Task, outputs: Tensor) -> dict[int, str]:
     """What a model answers with its outputs for one sequence, [T, output_size], at the steps where it counts."""
     steps = len(outputs)
     if isinstance(task, Copying):

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from sab.errors import UserValueError
-from sab.lab.report.drawing import COLOURS, GREY, figure_of, heat_map, legend_above, plain, weight_bar
+from sab.plot.drawing import COLOURS, GREY, figure_of, heat_map, legend_above, plain, weight_bar
 from sab.tracing import Path, Skip, Trace
 
 DIRECT, CHAIN, SKIP = COLOURS[4], "0.55", COLOURS[0]
@@ -28,8 +28,11 @@ MANY = 150
 """From so many steps on a bar is as wide as its edge, and would else be hard to see."""
 
 
-def attention(trace: Trace, ax: Axes | None = None) -> Figure:
-    """Rows are the attending steps, columns the attended microstates by their time step: a heat map."""
+def attention(trace: Trace, *, ax: Axes | None = None) -> Figure:
+    """Draw a heat map of a trace's attention weights.
+
+    Rows are the attending steps, columns the attended microstates by their time step.
+    """
     weights = weight_matrix(trace)
     rows, columns = weights.shape
     if columns == 0:
@@ -52,8 +55,11 @@ def weight_matrix(trace: Trace) -> NDArray[Any]:
     return numpy.where(kept_at < numpy.arange(1, steps + 1)[:, None], weights[:, :columns], numpy.nan)
 
 
-def credit_paths(trace: Trace, ax: Axes | None = None, paths: int = 24) -> Figure:
-    """The largest paths of a trace as arcs over time, above the credit of each step; with `ax` the arcs alone."""
+def credit_paths(trace: Trace, *, ax: Axes | None = None, paths: int = 24) -> Figure:
+    """Draw the largest `paths` of a trace as arcs over time, as wide as their shares, above the credit of each step.
+
+    With `ax` only the arcs are drawn.
+    """
     drawn = trace.paths[:paths]
     if ax is not None:
         _draw_paths(ax, trace, drawn)
@@ -90,7 +96,7 @@ def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
 
     for place in reversed(range(len(HOPS))):
         chosen = {hop: share for (hop, hops), share in arcs.items() if min(hops, len(HOPS) - 1) == place}
-        lines = [_arc(hop, steps) for hop in chosen]
+        lines = [arc(*hop, steps) for hop in chosen]
         widths = [width(share) for share in chosen.values()]
         axes.add_collection(LineCollection(lines, colors=HOPS[place], linewidths=widths, alpha=0.8, capstyle="round"))
     segments = [[(start, 0.0), (end, 0.0)] for start, end in along]
@@ -106,10 +112,10 @@ def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _arc(hop: Skip, steps: int) -> NDArray[Any]:
-    """Half of an ellipse between two steps, the higher the farther they are apart."""
+def arc(step: int, kept_at: int, steps: int) -> NDArray[Any]:
+    """Points [60, 2] on half an ellipse between two steps, the higher the farther they are apart."""
     angle = numpy.linspace(0.0, numpy.pi, 60)
-    middle, half = (hop.step + hop.kept_at) / 2, (hop.step - hop.kept_at) / 2
+    middle, half = (step + kept_at) / 2, (step - kept_at) / 2
     height = (2 * half / max(steps - 1, 1)) ** 0.7
     return numpy.column_stack([middle + half * numpy.cos(angle), height * numpy.sin(angle)])
 

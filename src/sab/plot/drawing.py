@@ -49,7 +49,7 @@ def marker_of_few(count: int, few: int = 10) -> str | None:
 
 
 def legend_above(axes: Axes, **options: Any) -> None:
-    """A legend on top of axes that are part of somebody's figure, in two columns, so that it is not wider than they."""
+    """A legend above given axes, in two columns, so that it is not wider than they are."""
     place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
     axes.legend(ncols=2, fontsize="small", frameon=False, **place, **options)
 
@@ -75,7 +75,7 @@ def heat_map(axes: Axes, weights: NDArray[Any], first: int, k_att: int, largest:
 
 
 def weight_bar(figure: Figure, panels: list[Axes], label: str = "weight") -> None:
-    """The colours of heat maps, beside them."""
+    """The colour bar of heat maps."""
     figure.colorbar(
         panels[0].images[0],
         ax=panels if len(panels) > 1 else panels[0],

@@ -1,0 +1,47 @@
+"""The generated part of docs/performance.md, and its figures."""
+
+from __future__ import annotations
+
+from sab.lab.report.performance import load
+from tests.lab.report.test_performance import record, sweep
+from tools.figures import step_times
+from tools.pages import ROOT, with_part
+from tools.performance import page_part
+
+
+def test_the_page() -> None:
+    context = {"kind": "context", "beside": "reference", "target": None}
+    slow = record(speedup={"forward+backward": 60.0, "forward": 1.0}, **context)
+    slow["milliseconds"]["reference"] = {"eager": {"forward+backward": {"median": 180.0, "min": 170.0}}}
+    broken = record(scorer="dot", error="it broke")
+    told = page_part([record(), broken, slow, *sweep()])
+    assert told.startswith("Measured on")
+    assert page_part([]) == "Nothing has been measured yet."
+    assert "| A | mlp | float32 | triton | 3.00 | 2.00 | 1.50 | 1.50 | 1.50 | 1.00 | 1.50 | 1.25 | 1.5 | yes |" in told
+    assert "| A | dot | float32 | triton | failed |" in told
+    assert "dot float32: failed: it broke" in told
+    assert "| A | reference | mlp | 320 | 180 | 3.00 | 60.0 | – | – |" in told
+    assert "| T | affine | dot | nn.LSTM |" in told
+    assert "| 100 | 5.00 | 5.00 | 15.0 |" in told, "microseconds a step, from the graph"
+    for line in told.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|")
+    for picture in ("time-against-T.png", "time-against-n.png"):
+        assert f"(images/{picture})" in told
+
+
+def test_a_figure_says_what_it_shows() -> None:
+    figure = step_times([one for one in sweep() if one["case"] == "T"], "T")
+    left, right = figure.axes
+    assert left.get_ylabel() == "microseconds a step,\nfrom a CUDA graph"
+    assert (left.get_xlabel(), right.get_xlabel()) == ("steps T", "steps T")
+    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["SAB, affine", "SAB, dot", "torch.nn.LSTM"]
+    assert [line.get_ydata()[0] for line in left.lines] == [5.0, 5.0, 15.0]  # pyright: ignore
+
+
+def test_the_page_is_up_to_date_with_the_committed_records() -> None:
+    records = load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert with_part(text, "benchmark", page_part(records)) == text, "run: make performance"

@@ -1,0 +1,157 @@
+"""The Markdown tables of ptb, text8 and mnist, which are judged on validation and test data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sab.lab.experiments.recipe import OURS
+from sab.lab.experiments.records import Record
+from sab.lab.experiments.settings import PAPERS, Setting
+from sab.lab.experiments.tables import COLUMNS, ROWS, Row
+from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, label, measures, show_median
+from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading, title
+from sab.lab.tasks import TASKS
+from tools.pages import command, markdown, table
+
+CLIPPING = "clipping.png"
+"""The file of the figure; those of the learning curves are `curves_of`."""
+README = {
+    "ptb": {
+        "LSTM, full BPTT": "ptb-bptt",
+        "LSTM, TBPTT, k_trunc = 5": "ptb-tbptt-5",
+        "LSTM, TBPTT, k_trunc = 5, our training": "ptb-tbptt-5-ours",
+        "SAB, k_trunc = 5, k_top = 5": "ptb-sab-5-5-ours",
+        "SAB, k_trunc = 5, k_top = 10": "ptb-sab-5-10-ours",
+    },
+    "text8": {
+        "LSTM, full BPTT": "text8-bptt",
+        "LSTM, TBPTT, k_trunc = 5": "text8-tbptt-5",
+        "LSTM, TBPTT, k_trunc = 5, our training": "text8-tbptt-5-ours",
+        "SAB, k_trunc = k_top = 5": "text8-sab-5-5-ours",
+    },
+    "mnist": {
+        "LSTM, full BPTT": "mnist-bptt",
+        "LSTM, TBPTT, k_trunc = 14, our training": "mnist-tbptt-14-ours",
+        "SAB, k_trunc = 14, k_top = 5": "mnist-sab-14-5-ours",
+        "SAB, k_trunc = 14, k_top = 10": "mnist-sab-14-10-ours",
+        "SAB, k_trunc = k_top = 10": "mnist-sab-10-10-ours",
+    },
+}
+"""What the README shows of each task: rows by what they are called there."""
+
+
+def tables(by_row: ByRow) -> list[str]:
+    """The paper's tables."""
+    parts = [
+        "### How ptb, text8 and mnist are trained",
+        "Epochs are those that a row is trained for at most; validation data are read after each. The learning rate "
+        "falls along a line to a fiftieth from that share of them on.",
+        settings_table(),
+    ]
+    for section in PAPERS_TABLES:
+        rows = section.rows
+        parts += [f"### {heading(rows, by_row)}", _command(section), _unit(section.task), table(rows, by_row)]
+        if drawn_rows(section, by_row):
+            parts.append(f"![Learning curves of {title(rows, by_row)}](images/{curves_of(section.task)})")
+    return parts
+
+
+def curves_of(task: str) -> str:
+    """The file of a task's learning curves."""
+    return f"{task}.png"
+
+
+def drawn_rows(section: Section, by_row: ByRow) -> list[Row]:
+    """The rows that there is a learning curve of."""
+    return [row for row in section.rows if any(record["history"] for record in by_row.get(row.id, []))]
+
+
+def settings_table() -> str:
+    """How the rows are trained, in the paper's setting and in ours."""
+    lines = [
+        [task, name, *_setting_cells(task, setting)]
+        for task in PAPERS
+        for name, setting in (("the paper's", PAPERS[task]), ("ours", OURS[task]))
+    ]
+    header = ("task", "training", "hidden size", "batch", "steps", "learning rate", "falls from", "clip", "input scale")
+    return markdown([*header, "dropout", "weight decay", "shifted", "epochs", "patience", "precision"], lines)
+
+
+def _setting_cells(task: str, setting: Setting) -> list[str]:
+    config = setting.config(TASKS[task](**setting.options))  # pyright: ignore[reportArgumentType]
+    model, training = config.model, config.training
+    decay = NONE if training.lr_decay is None else f"{100 * training.lr_decay:g} %"
+    clip = "none" if training.clip is None else f"{training.clip:g}"
+    cells = [model.hidden_size, training.batch_size, config.task.steps, f"{training.lr:g}", decay, clip]
+    cells += [f"{number:g}" for number in (model.input_scale, training.dropout, training.weight_decay)]
+    cells += ["yes" if config.options().get("shifted") else "no", f"{setting.epochs:g}"]
+    return [str(cell) for cell in (*cells, training.patience or NONE, training.precision)]
+
+
+def _unit(task: str) -> str:
+    what = label(TASKS[task].headline).capitalize()
+    if len(measures(task)) == 1:
+        return f"{what}; each seed's is that on test data."
+    steps = TASKS[task]().steps
+    return (
+        f"{what}: *fresh* with an empty state at every window of {steps} characters, as in training, *carried* with "
+        "state and memory carried on from window to window. Each seed's are those on test data, fresh / carried."
+    )
+
+
+def beyond(by_row: ByRow) -> list[str]:
+    """What is not in the paper."""
+    parts = ["### Beyond the paper: permuted MNIST", _command(PERMUTED), table(PERMUTED.rows, by_row)]
+    parts += ["### Beyond the paper: other cells", *_several(CELLS, by_row)]
+    parts += ["### Beyond the paper: with and without clipping", *_several(UNCLIPPED, by_row)]
+    if clipping_pairs(by_row):
+        text = "Gradient norms before clipping, with it and without it"
+        parts += [f"![{text}](images/{CLIPPING})", f"{text}: the largest and the mean since the last evaluation."]
+    return parts
+
+
+def _command(section: Section) -> str:
+    return command(section.task, section.patterns)
+
+
+def _several(sections: Iterable[Section], by_row: ByRow) -> list[str]:
+    return [
+        part
+        for section in sections
+        for part in (f"{heading(section.rows, by_row)}:", _command(section), table(section.rows, by_row))
+    ]
+
+
+def clipping_pairs(by_row: ByRow) -> dict[str, tuple[Record, Record]]:
+    """For each task whose two rows were both run a record of either, with clipping and without, by a title."""
+    pairs: dict[str, tuple[Record, Record]] = {}
+    for section in UNCLIPPED:
+        clipped, unclipped = (by_row.get(row.id) for row in section.rows)
+        if clipped and unclipped:
+            pairs[heading(section.rows, by_row)] = clipped[0], unclipped[0]
+    return pairs
+
+
+def readme(by_row: ByRow) -> list[str]:
+    """The README's short tables."""
+    parts: list[str] = []
+    for task, names in README.items():
+        rows = {name: ROWS[row] for name, row in names.items()}
+        lines = [[name, *_brief(row, by_row.get(row.id, []))] for name, row in rows.items()]
+        name = heading(list(rows.values()), by_row)
+        text = f"{name}: {label(TASKS[task].headline)}, the paper's / here, median (seeds)"
+        carried = ["test, state carried: here"] if len(measures(task)) > 1 else []
+        parts += [f"{text}; `sab reproduce {task}`:", markdown(["", "valid", "test", *carried], lines)]
+    return parts
+
+
+def _brief(row: Row, records: Sequence[Record]) -> list[str]:
+    metric, *carried = measures(row.task).values()
+    here = [f"{row.paper.get(split, NONE)} / {_here(row, records, metric, split)}" for split in COLUMNS[row.task]]
+    return [*here, *(_here(row, records, one, "test") for one in carried)]
+
+
+def _here(row: Row, records: Sequence[Record], metric: str, split: str) -> str:
+    if not records:
+        return NOT_RUN
+    return f"{show_median(records, metric, TASKS[row.task].headline.higher_is_better, split)} ({len(records)})"

@@ -1,0 +1,62 @@
+"""Pages with generated parts. A generated part lies between two marks; the rest of the page is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sab.lab.experiments.tables import Row
+from sab.lab.files import write_text
+from sab.lab.report.numbers import STALE_NOTE, ByRow, any_is_stale
+from sab.lab.report.tables import table_cells
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+
+
+def replace_part(page: Path, name: str, part: str) -> None:
+    """Replaces the generated part of that name in a page."""
+    write_text(page, with_part(page.read_text(encoding="utf-8"), name, part))
+
+
+def with_part(text: str, name: str, part: str) -> str:
+    """The text of a page with its generated part replaced; the page must hold both marks once, in order."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise SystemExit(f"The page must hold {begin} and then {end} once each; it does not.")
+    return text[: text.index(begin)] + f"{begin}\n{part}\n{end}" + text[text.index(end) + len(end) :]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table(rows: Sequence[Row], by_row: ByRow) -> str:
+    """A table of rows in Markdown, with a note where a record is stale."""
+    made = markdown(*table_cells(rows, by_row))
+    return f"{made}\n\n{STALE_NOTE}" if any_is_stale(rows, by_row) else made
+
+
+def command(task: str, patterns: str, seeds: str = "0,1,2") -> str:
+    """The command that trains a table's runs, as a block."""
+    return f"```\nsab reproduce {task} --rows '{patterns}' --seeds {seeds}\n```"
+
+
+def machines(records: Iterable[dict[str, Any]], describe: Callable[[str, list[dict[str, Any]]], str]) -> list[str]:
+    """The devices of some records, a line each with versions, commits and the newest date.
+
+    `describe` gets a device and its records, and returns the beginning of the line.
+    """
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        by_device.setdefault(record["device"], []).append(record)
+    lines: list[str] = []
+    for device, group in by_device.items():
+        newest = max(group, key=lambda record: record["date"])
+        versions = ", ".join(f"{name} {version}" for name, version in newest["versions"].items())
+        commits = ", ".join(sorted({str(record["commit"])[:12] for record in group if record["commit"]})) or "not known"
+        lines.append(f"- {describe(device, group)} {versions}; commit {commits}; {newest['date'][:10]}")
+    return lines

@@ -1,0 +1,151 @@
+"""The Markdown tables of copying and adding, whose rows have lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sab.lab.experiments.records import Record
+from sab.lab.experiments.tables import ROWS, Row
+from sab.lab.report.numbers import METHODS, NONE, NOT_RUN, ByRow, label, median, show, show_each, show_median
+from sab.lab.tasks import TASKS
+from tools.pages import command, markdown, table
+
+ATTENTION, CURVES = "attention-during-training.png", "copying-300.png"
+"""The files of the figures."""
+LONGEST_OF_THE_PAPER = {"copying": 300, "adding": 400}
+CURVE_ROWS = {
+    "SAB, k_trunc = k_top = 5": "copying-300-sab-5-5-ours",
+    "SAB, k_trunc = k_top = 10": "copying-300-sab-10-10-ours",
+    "LSTM, full BPTT": "copying-300-bptt",
+    "LSTM, TBPTT 20": "copying-300-tbptt-20",
+}
+ATTENTION_ROW = next(row.id for row in ROWS.values() if row.moments)
+README = {
+    "copying": {
+        "LSTM, full BPTT": "copying-{}-bptt",
+        "LSTM, full BPTT, our training": "copying-{}-bptt-ours",
+        "LSTM, TBPTT, k_trunc = 10": "copying-{}-tbptt-10",
+        "LSTM, TBPTT, k_trunc = 20": "copying-{}-tbptt-20",
+        "SAB, k_trunc = k_top = 5": "copying-{}-sab-5-5-ours",
+        "SAB, k_trunc = k_top = 10": "copying-{}-sab-10-10-ours",
+    },
+    "adding": {
+        "LSTM, full BPTT": "adding-{}-bptt",
+        "LSTM, TBPTT, k_trunc = 20": "adding-{}-tbptt-20",
+        "LSTM, TBPTT, k_trunc = 100": "adding-{}-tbptt-100",
+        "SAB, k_trunc = 5, k_top = 10": "adding-{}-sab-5-10-ours",
+        "SAB, k_trunc = 10, k_top = 10": "adding-{}-sab-10-10-ours",
+    },
+}
+"""What the README shows of each task: rows by what they are called there, for any length."""
+
+
+def tables(by_row: ByRow) -> list[str]:
+    """The paper's tables."""
+    parts: list[str] = []
+    for task, longest in LONGEST_OF_THE_PAPER.items():
+        for length in _lengths(task, longest):
+            chosen = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
+            text = f"### {task.capitalize()}, T = {length}"
+            parts += [text, command(task, f"{task}-{length}-*"), table(chosen, by_row)]
+        if task == "copying" and any(row in by_row for row in CURVE_ROWS.values()):
+            parts.append(f"![Learning curves of copying at T = 300](images/{CURVES})")
+    return parts
+
+
+def _lengths(task: str, longest: int) -> list[int]:
+    lengths = [row.length for row in ROWS.values() if row.task == task and row.length is not None]
+    return [length for length in dict.fromkeys(lengths) if length <= longest]
+
+
+def beyond(by_row: ByRow) -> list[str]:
+    """What is not in the paper."""
+    rows = [row for row in ROWS.values() if row.length and row.length > LONGEST_OF_THE_PAPER[row.task]]
+    lengths = list(dict.fromkeys(row.length for row in rows))
+    patterns = ",".join(f"copying-{length}-*" for length in lengths)
+    text = f"### Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
+    tested = [row for row in ROWS.values() if row.other_lengths]
+    return [
+        *(text, command("copying", patterns), table(rows, by_row)),
+        "### Beyond the paper: trained at T = 100, tested longer",
+        command("copying", ",".join(row.id for row in tested)),
+        "Accuracy on the last 10 in per cent with the same weights: the median, and each seed.",
+        other_lengths_table(tested, by_row),
+    ]
+
+
+def other_lengths_table(rows: Sequence[Row], by_row: ByRow) -> str:
+    """The headline metric of models that are tested at other lengths than they were trained at."""
+    headline = TASKS[rows[0].task].headline
+    lengths = rows[0].other_lengths
+    lines: list[list[str]] = []
+    for row in rows:
+        start = [f"{METHODS[row.method]}, {row.reading}", str(row.k_trunc), str(row.k_top)]
+        cells: list[str] = []
+        for length in (row.length or 0, *lengths):
+            tested = [
+                (record, metrics.get(headline.metric) if record["status"] != "diverged" else None)
+                for record in by_row.get(row.id, [])
+                if (metrics := _metrics_at(row, record, length)) is not None
+            ]
+            if not tested:
+                cells.append(NOT_RUN)
+                continue
+            middle = median([value for _, value in tested], headline.higher_is_better)
+            each = ", ".join(show_each(record, {headline.metric: value}) for record, value in tested)
+            cells.append(f"**{'diverged' if middle is None else show(headline.metric, middle)}** ({each})")
+        lines.append([*start, *cells])
+    header = ["method", "k_trunc", "k_top", f"T={rows[0].length}, trained", *(f"T={length}" for length in lengths)]
+    return markdown(header, lines)
+
+
+def _metrics_at(row: Row, record: Record, length: int) -> dict[str, Any] | None:
+    return record["metrics"] if length == row.length else record.get("other_lengths", {}).get(str(length))
+
+
+def attention(by_row: ByRow) -> list[str]:
+    """The paper's figure 3, as our model has it."""
+    parts = ["### What the model attends to while it learns", command("copying", ATTENTION_ROW, "0")]
+    if attention_record(by_row) is None:
+        return [*parts, "The figure is not made yet."]
+    return [
+        *parts,
+        f"![Attention at three moments of early training](images/{ATTENTION})",
+        "Copying, T = 200, k_trunc = k_top = 10, seed 0: attention weights of the marker's step and the ten that "
+        "repeat the digits, averaged over a batch of validation data; grey is not kept yet. The digits are steps "
+        "1 to 10. The paper's figure 3 shows the same after 400, 800 and 3,000 iterations.",
+    ]
+
+
+def attention_record(by_row: ByRow) -> Record | None:
+    """The record that has the attention of some moments, if there is one."""
+    return next(
+        (record for record in by_row.get(ATTENTION_ROW, []) if record.get("attention", {}).get("moments")), None
+    )
+
+
+def readme(by_row: ByRow) -> list[str]:
+    """The README's short tables."""
+    parts: list[str] = []
+    for task, names in README.items():
+        headline = TASKS[task].headline
+        lengths = _lengths(task, LONGEST_OF_THE_PAPER[task])
+        lines = [[name, *(_brief(form.format(length), by_row) for length in lengths)] for name, form in names.items()]
+        parts += [
+            f"{task.capitalize()}: {label(headline)}, the paper's / here, median (seeds); `sab reproduce {task}`:",
+            markdown(["", *(f"T = {length}" for length in lengths)], lines),
+        ]
+    return parts
+
+
+def _brief(row_id: str, by_row: ByRow) -> str:
+    row = ROWS.get(row_id)
+    if row is None:
+        return ""
+    headline = TASKS[row.task].headline
+    records = by_row.get(row.id, [])
+    here = NOT_RUN
+    if records:
+        here = f"{show_median(records, headline.metric, headline.higher_is_better)} ({len(records)})"
+    return f"{row.paper.get(headline.metric, NONE)} / {here}"
