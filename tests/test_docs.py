@@ -27,6 +27,7 @@ from sab.lab import cli
 from sab.lab.commands import datasets, pictures, training
 from sab.lab.experiments.demo import RECIPE
 from sab.lab.training import train
+from tests.ops.cases import registries_restored
 from tools import pictures as method_pictures
 
 ROOT = Path(__file__).parents[1]
@@ -89,16 +90,17 @@ def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(blocks(page)) * 2 == len(re.findall(r"^ *```", text, re.MULTILINE))
     for block in blocks(page):
-        assert block.reason or block.language in ("python", "text", *COMMANDS), block.text
+        assert block.reason or block.language in ("python", "cpp", "text", *COMMANDS), block.text
 
 
 @pytest.mark.parametrize("page", having("python"), ids=ids)
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in blocks(page):  # one after the other, as a reader would
-        if block.language == "python" and not block.reason:
-            exec(compile(block.text, page.name, "exec"), names)
+    with registries_restored():
+        for block in blocks(page):  # one after the other, as a reader would
+            if block.language == "python" and not block.reason:
+                exec(compile(block.text, page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("page", having(*COMMANDS), ids=ids)

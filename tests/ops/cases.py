@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +13,11 @@ from torch import Tensor, nn
 
 import sab
 from sab.ops import dispatch
+from sab.parts import registry
 
-CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-SCORERS = ("affine", "affine_tanh", "mlp", "dot")
-WEIGHTINGS = ("relu", "relu_norm", "softmax", "softmax_sink")
-INCORPORATIONS = ("add", "concat", "add_bounded")
-WEIGHTINGS_AND_FORWARDS = [(weighting, "sparse") for weighting in WEIGHTINGS] + [
-    ("softmax", "dense"),
-    ("softmax_sink", "dense"),
+CELLS, SCORERS, WEIGHTINGS, INCORPORATIONS = map(tuple, registry.PARTS.values())
+WEIGHTINGS_AND_FORWARDS = [(name, "sparse") for name in WEIGHTINGS] + [
+    (name, "dense") for name, weighting in registry.WEIGHTINGS.items() if weighting.normalises_all
 ]
 BACKENDS = [name for name in dispatch.BACKENDS if name != "triton"]
 """Those that run on the CPU; interpreted, the Triton kernels are too slow for every test and have their own."""
@@ -89,6 +88,18 @@ def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
     if not total.requires_grad:
         return [torch.zeros_like(tensor) for tensor in inputs]
     return list(torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True))
+
+
+@contextmanager
+def registries_restored() -> Iterator[None]:
+    """Parts that are registered in this context are gone after it."""
+    before = {kind: dict(parts) for kind, parts in registry.PARTS.items()}
+    try:
+        yield
+    finally:
+        for kind, parts in before.items():
+            registry.PARTS[kind].clear()
+            registry.PARTS[kind].update(parts)
 
 
 @dataclass

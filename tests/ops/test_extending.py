@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from sab.ops.cpu import engine, loader
-from sab.parts import registry
-from tests.ops.cases import assert_close, randn
+from tests.ops.cases import assert_close, randn, registries_restored
 from tests.ops.test_registry import layer_with, results
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -31,20 +30,14 @@ def code(language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The page's Python code was run, as a file, since Triton reads the source of its functions."""
-    before = {kind: dict(parts) for kind, parts in registry.PARTS.items()}
     path = tmp_path_factory.mktemp("extending") / "parts_of_a_user.py"
     path.write_text("\n".join(code("python")), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("parts_of_a_user", path)
     assert spec is not None
     assert spec.loader is not None
-    try:
+    with registries_restored():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
         yield
-    finally:
-        for kind, parts in before.items():
-            added = registry.PARTS[kind].keys() - parts.keys()
-            for name in added:
-                del registry.PARTS[kind][name]
 
 
 @pytest.fixture(scope="module")
