@@ -19,7 +19,7 @@ LIBRARY = {
     "state": "errors",
     "parts": "errors state",
     "config": "errors parts",
-    "inputs": "errors state config",
+    "inputs": "errors state config ops",
     "ops": "errors torch_private state parts config",
     "layers": "errors torch_private state parts config inputs ops",
     "tracing": "errors state parts config inputs ops layers",

@@ -67,6 +67,11 @@ class Buffers(NamedTuple):
     lengths: Tensor | None = None
     packed: Tensor | None = None
 
+    @property
+    def written(self) -> tuple[Tensor | None, ...]:
+        """Those that the loop writes, in their order: all but `lengths` and `packed`."""
+        return self[:-2]
+
 
 class Work(NamedTuple):
     """The gradients that the backward loop reads and writes; of the state type where no other is stated."""

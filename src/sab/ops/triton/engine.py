@@ -88,5 +88,5 @@ def _is_small(plan: Plan) -> bool:
 def _complete(buffers: Buffers) -> Buffers:
     """The buffers with empty ones in the place of those that are not there."""
     empty = buffers.gates.new_empty(0)
-    missing: dict[str, Tensor] = {name: empty for name in small.BUFFERS if getattr(buffers, name) is None}
-    return buffers._replace(**missing)
+    written = [empty if buffer is None else buffer for buffer in buffers.written]
+    return Buffers._make([*written, buffers.lengths, buffers.packed])

@@ -30,8 +30,6 @@ from sab.ops.triton.large_parts import round_kernel
 from sab.ops.triton.launch import INTERPRETED
 from sab.parts.registry import CELLS
 
-FORWARD = "store c gates hidden_new h_hat query keys weights selected norms summary".split()
-BACKWARD = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
 # All programs run at the same time or none does: otherwise they could wait for one that never starts.
 LAUNCH = {"num_warps": 4, "launch_cooperative_grid": True}
 
@@ -56,7 +54,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
     elif plan.config.k_top > 0:
         partial = store.new_empty(triton.cdiv(plan.key_size, tiles["COLUMNS"]), batch, plan.slots)
     cast(Any, forward_kernel)[_grid(plan, tiles, store.device)](
-        *(getattr(buffers, name) for name in FORWARD),
+        *buffers.written,
         buffers.lengths,
         *_factors(weights, options),
         h_left,
@@ -95,7 +93,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
     if options["PRECISION"] == "tf32":
         dhidden_left = keys.new_empty(batch, weights.w_hh.shape[0])
     cast(Any, backward_kernel)[_grid(plan, tiles, store.device)](
-        *(getattr(buffers, name) for name in FORWARD),
+        *buffers.written,
         buffers.lengths,
         _transposed(weights.w_hh),
         weights.w_memory,
@@ -104,7 +102,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
         None if affine else _transposed(weights.w_query),
         weights.v,
         _transposed(weights.w_incorporate),
-        *(getattr(work, name) for name in BACKWARD),
+        *work,
         store.new_empty(batch, n),
         keys.new_empty(batch, n) if mixed and is_mapped else None,
         store.new_empty(batch, n) if is_mapped else None,

@@ -68,8 +68,8 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
         [
             w_held,
             w_all,
-            *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
-            *(_or(getattr(buffers, name), any_tensor) for name in ("lengths", *BUFFERS)),
+            *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
+            *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
         ],
         [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
         constants
@@ -99,9 +99,9 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         [
             w_held,
             w_all,
-            *(any_tensor if vector is None else contiguous(vector) for vector in vectors),
-            *(_or(getattr(buffers, name), any_tensor) for name in ("lengths", *BUFFERS)),
-            *(_or(getattr(work, name), any_tensor) for name in WORK),
+            *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
+            *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
+            *[any_tensor if gradient is None else gradient for gradient in work],
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
         constants
@@ -115,14 +115,6 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
             "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
         },
     )
-
-
-BUFFERS = "store c gates hidden_new h_hat query keys weights selected norms summary".split()
-WORK = "dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv".split()
-
-
-def _or(tensor: Tensor | None, any_tensor: Tensor) -> Tensor:
-    return any_tensor if tensor is None else tensor
 
 
 def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[dict[str, Any], Tensor, Tensor]:
