@@ -165,16 +165,17 @@ class Results(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _names(cell: str, scorer: str, weighting: str, k_top: int, saves: bool) -> tuple[str, ...]:
-    has_memory = k_top > 0
-    visible = {"hidden": True, "store": True, "c": CELLS[cell].has_c}
+def _names(
+    has_c: bool, splits_gates: bool, has_memory: bool, query_cancels: bool, saves_norm: bool, saves: bool
+) -> tuple[str, ...]:
+    visible = {"hidden": True, "store": True, "c": has_c}
     visible |= dict.fromkeys(("keys", "weights", "selected", "summary"), has_memory)
     saved = {
         "gates": True,
-        "hidden_new": CELLS[cell].splits_gates,
+        "hidden_new": splits_gates,
         "h_hat": True,
-        "query": has_memory and not SCORERS[scorer].query_cancels,
-        "norms": has_memory and WEIGHTINGS[weighting].saves_norm,
+        "query": has_memory and not query_cancels,
+        "norms": has_memory and saves_norm,
         "packed": True,
     }
     return tuple(name for name, is_there in (visible | (saved if saves else {})).items() if is_there)
@@ -185,7 +186,9 @@ def result_names(options: Options, saves: bool = True) -> tuple[str, ...]:
 
     The last one is `packed` where a backward may follow; engines that do not pack have none.
     """
-    return _names(options.cell, options.scorer, options.weighting, options.k_top, saves)
+    cell, scorer, weighting = CELLS[options.cell], SCORERS[options.scorer], WEIGHTINGS[options.weighting]
+    # By facts, not by names: a user may register another part under the same name.
+    return _names(cell.has_c, cell.splits_gates, options.k_top > 0, scorer.query_cancels, weighting.saves_norm, saves)
 
 
 def pack_results(hidden: Tensor, buffers: Buffers, options: Options, saves: bool) -> list[Tensor]:
