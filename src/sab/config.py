@@ -75,7 +75,7 @@ class SABConfig:
                 f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
             )
 
-    def part_names(self, cell: str) -> tuple[str | None, ...]:
+    def part_names(self, cell: str) -> tuple[str, str | None, str | None, str | None]:
         """The names of a layer's parts, in the order of `sab.parts.registry.PARTS`.
 
         None stands for a part that is not used, which without a memory is all but the cell, and for a callable scorer.

@@ -218,3 +218,14 @@ def test_gradients_do_not_depend_on_what_else_is_in_the_batch(case: Case) -> Non
     gradient = gradients([output_together], [together])[0]
     assert_close(gradient[:, :1], gradients([output_alone], [alone])[0])
     assert not gradient[:, 1:].any()
+
+
+def test_a_row_with_an_empty_macrostate_does_not_depend_on_the_others() -> None:
+    """Both rows forget everything; one of them keeps a state one step before the other does."""
+    layer = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=2, incorporate="concat", backend="reference"))
+    _, state = layer(randn(5, 2, 3), lengths=torch.tensor([5, 4]))
+    state, x = state.recent(0), randn(3, 2, 3, seed=2)
+    both, _ = layer(x, state)
+    for row in range(2):
+        alone, _ = layer(x[:, [row]], state.select(row))
+        assert_close(both[:, [row]], alone)

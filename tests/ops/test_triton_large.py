@@ -41,9 +41,6 @@ def tanh_kernel(x, y, BLOCK: tl.constexpr):
     tl.store(y + at, tanh(tl.load(x + at), "formula"))  # pyright: ignore[reportArgumentType]
 
 
-LSTM_MLP: dict[str, Any] = {"cell": "lstm", "scorer": "mlp", "weighting": "softmax", "incorporate": "add"}
-
-
 def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[Weights, Buffers, Work]:
     """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
     config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size

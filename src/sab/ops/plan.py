@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from sab.config import SABConfig
 from sab.ops import precision, schedule
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts.registry import SCORERS
+from sab.parts.scorers import Scorer
 
 
 class Plan(NamedTuple):
@@ -76,6 +78,17 @@ def make_plan(
     if config.k_top > 0:
         slots = schedule.slots_at(seen + steps, seen, first_slots, config.k_att)
     return Plan(cell, config, seen, steps, batch, w_hh.shape[1], key_size, first_slots, slots)
+
+
+@lru_cache(maxsize=256)
+def unfit(scorer: Scorer) -> str | None:
+    """Why no loop can score as this scorer does, or None where one may: the loops multiply states with its weights."""
+    n, d = 3, 5  # any two sizes that differ
+    shapes = scorer.shapes(n, d, None)
+    w_memory, dimensions = shapes.get("w_memory", ()), 1 if scorer.query_cancels else 2
+    if len(w_memory) == dimensions and w_memory[-1] == n and shapes.get("w_query") == w_memory:
+        return None
+    return f"it takes scorers with w_memory and w_query of shape {'[n]' if scorer.query_cancels else '[d, n]'}"
 
 
 def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> str | None:

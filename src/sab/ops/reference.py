@@ -53,8 +53,8 @@ def run(
             incorporated = incorporation.apply(
                 h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
             ).to(h.dtype)
-            has_read = schedule.next_number(seen, config.k_att) > 0  # otherwise the macrostate is empty
-            h_new = _where_rows(has_read, incorporated, h_new)
+            has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
+            h_new = torch.where(has_read, incorporated, h_new)
 
         keep = goes_on & schedule.keeps(seen, config.k_att)
         if config.k_top > 0 and keep.any():

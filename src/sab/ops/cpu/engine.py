@@ -17,7 +17,7 @@ from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
-from sab.ops.plan import Plan
+from sab.ops.plan import Plan, unfit
 from sab.ops.plan import unsupported as no_plan
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
@@ -40,9 +40,12 @@ def unsupported(
 
 
 @torch.compiler.assume_constant_result
-def _missing(*names: str | None) -> str | None:
+def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
     """Why there is no library with these parts, or None where there is one."""
+    names = cell, scorer, *others
     without_struct = registry.first_missing(names, lambda kind, name: registry.PARTS[kind][name].cpp is not None)
+    if without_struct is None and scorer is not None:
+        without_struct = unfit(registry.SCORERS[scorer])
     return without_struct or loader.unavailable() or registry.first_missing(names, lambda *part: _index(*part) >= 0)
 
 

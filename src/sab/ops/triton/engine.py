@@ -8,16 +8,19 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
-from sab.ops.plan import Plan
+from sab.ops.plan import Plan, unfit
 from sab.ops.plan import unsupported as no_plan
 from sab.ops.triton import small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
+from sab.parts.scorers import NumberFunctions, Scorer, VectorFunctions
 
 LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
+MOST_GATES = 4
+"""How many gates of a cell the kernels take: they compute the products of four at a time."""
 TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,12 +46,22 @@ def unsupported(
 
 
 @torch.compiler.assume_constant_result
-def _missing(*names: str | None) -> str | None:
-    return registry.first_missing(names, _provides)
+def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
+    """Why there are no kernels with these parts, or None where there are."""
+    missing = registry.first_missing((cell, scorer, *others), _provides)
+    if missing is not None:
+        return missing
+    gates = registry.CELLS[cell].gates
+    if gates > MOST_GATES:
+        return f"it takes cells of at most {MOST_GATES} gates, and {cell!r} has {gates}"
+    return None if scorer is None else unfit(registry.SCORERS[scorer])
 
 
 def _provides(kind: str, name: str) -> bool:
-    return registry.PARTS[kind][name].triton is not None
+    part = registry.PARTS[kind][name]
+    if isinstance(part, Scorer):
+        return isinstance(part.triton, NumberFunctions if part.query_cancels else VectorFunctions)
+    return part.triton is not None
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:

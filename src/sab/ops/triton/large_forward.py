@@ -141,6 +141,8 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
         score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
         for first in range(0, used, SLOTS):
             terms = TERMS(key.to(real), own[:, None, :], factor[None, None, :], MATH)
+            if D % COLUMNS != 0:  # of zeros a scorer may make anything
+                terms = tl.where((column < D)[None, None, :], terms, 0.0)
             there = (row < batch)[:, None] & (first + slot < used)[None, :]
             tl.store(score_at + first, tl.sum(terms, 2), mask=there)
             behind = first + SLOTS

@@ -17,10 +17,14 @@ def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def score_keys(key, query, v, TERMS: tl.constexpr, MATH: tl.constexpr):
+def score_keys(key, query, v, d: tl.constexpr, TERMS: tl.constexpr, MATH: tl.constexpr):
     """The scores of keys [32, P]. Half precision will do for tanh where MATH is "approximate": there are very many."""
     TERM_MATH: tl.constexpr = "halves" if MATH == "approximate" else MATH
-    return tl.sum(TERMS(key.to(query.dtype), query[None, :], v[None, :], TERM_MATH), 1)
+    P: tl.constexpr = query.shape[0]
+    terms = TERMS(key.to(query.dtype), query[None, :], v[None, :], TERM_MATH)
+    if d < P:  # of zeros a scorer may make anything
+        terms = tl.where((tl.arange(0, P) < d)[None, :], terms, 0.0)
+    return tl.sum(terms, 1)
 
 
 @triton.jit
@@ -114,7 +118,7 @@ def select(
                 c1 = carried_line(numbered, 1, CARRIED)
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
-            score = score_keys(ahead, query, v, TERMS, MATH)
+            score = score_keys(ahead, query, v, d, TERMS, MATH)
             ahead = load_keys(keys, first + 32, used, d, P)
             line = (first - start) // 32 + CARRIED
             lane = tl.arange(0, 32)
@@ -164,7 +168,7 @@ def select_exactly(
             numbers = tl.where(line == part, carried_line(slots, part, CARRIED)[None], numbers)
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
-            score = score_keys(load_keys(keys, first, used, d, P), query, v, TERMS, MATH)
+            score = score_keys(load_keys(keys, first, used, d, P), query, v, d, TERMS, MATH)
             number = tl.where(first + tl.arange(0, 32) < end, sortable(score), LOWEST)
             candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
         for i in range(tl.minimum(K, end)):
