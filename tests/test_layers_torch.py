@@ -126,17 +126,6 @@ def test_the_same_seed_gives_the_same_cell(cell: str, num_layers: int, bidirecti
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_state_dict_goes_to_torch_and_back(cell: str) -> None:
-    theirs, ours = both(cell, 3, 4, 2, bidirectional=True)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert {name: p.shape for name, p in ours.named_parameters()} == {
-        name: p.shape for name, p in theirs.named_parameters()
-    }
-    theirs.load_state_dict(randomize(ours, seed=9).state_dict())
-    compare(theirs, ours, randn(5, 2, 3))
-
-
-@pytest.mark.parametrize("cell", CELLS)
 def test_from_torch_and_to_torch(cell: str) -> None:
     torch_options: dict[str, Any] = {"batch_first": True, "bidirectional": True, "bias": False, "dropout": 0.25}
     theirs = randomize(make_torch(cell, 3, 4, 2, **torch_options)).eval()

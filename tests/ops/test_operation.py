@@ -301,12 +301,6 @@ def test_autocast_on_the_cpu_falls_back_and_says_so(caplog: pytest.LogCaptureFix
     assert "backend cpu is passed over: it computes in float32 and float64 alone" in caplog.messages
 
 
-def test_float16_is_the_references_alone() -> None:
-    layer = make_layer("lstm", 3, 4, dtype=torch.float16, backend="cpu")
-    with pytest.raises(ValueError, match="'cpu' does not: it computes in float32 and float64 alone"):
-        layer(torch.randn(7, 2, 3, dtype=torch.float16))
-
-
 class Widened:
     """An engine for bfloat16: the CPU's, on float32 copies of what is in bfloat16."""
 
@@ -421,20 +415,6 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     assert attention.numbers.shape == (4, 7, 2, 2)
     assert layer.weight_hh_l0.grad.shape == layer.weight_hh_l0.shape
     assert crossings.found == []
-
-
-def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
-    layer = make_layer("lstm", 3, 4, k_top=2)
-    x = randn(5, 3, 3)
-    state = layer(x)[1]
-    assert state._seen == 5
-    assert layer(x, state)[1]._seen == 10
-    for same in (state.detach(), state.to(torch.float32), state.select([2, 0]), layer.compact(state)):
-        assert same._seen == 5
-    assert layer(x, lengths=[5, 5, 5])[1]._seen == 5
-    assert layer(x, lengths=[5, 4, 5])[1]._seen is None
-    assert dataclasses.replace(state, steps=state.steps + 1)._seen is None
-    assert layer(x[:, 0])[1]._seen == 5
 
 
 class TestTF32:

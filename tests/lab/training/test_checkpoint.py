@@ -43,30 +43,6 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
 
-def test_weights_moments_and_random_state_come_back(folder: Path, config: RunConfig) -> None:
-    model = config.build_model(torch.device("cpu"))
-    optimizer = torch.optim.Adam(model.parameters())
-    with torch.random.fork_rng([]):
-        state = checkpoints.load(folder.parent, config, model, optimizer)
-        assert torch.equal(torch.get_rng_state(), load_file(folder / "training.safetensors")["rng.cpu"])
-    assert state.step == 8
-    weights = load_file(folder / "model.safetensors")
-    assert weights.keys() == model.state_dict().keys()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(optimizer.state[parameter]["step"] == 8 for parameter in model.parameters())
-
-
-def test_loading_changes_no_file_and_the_model_alone_when_only_that_is_asked_for(
-    folder: Path, config: RunConfig
-) -> None:
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    model = config.build_model(torch.device("cpu"))
-    random = torch.get_rng_state()
-    checkpoints.load(folder.parent, config, model)
-    assert torch.equal(random, torch.get_rng_state())
-    assert before == {path: path.read_bytes() for path in folder.iterdir()}
-
-
 def flip(path: Path, place: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 1

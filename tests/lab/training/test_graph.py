@@ -93,14 +93,6 @@ def test_a_shape_is_recorded_after_its_warm_up_and_every_batch_is_seen_once(call
     assert [targets[0].item() for _, targets in called] == list(range(8))
 
 
-def test_another_type_is_another_recording(update: Any) -> None:
-    recorder = Recorder()
-    graphs = Graphs(update, CPU, recorder)
-    for dtype in (torch.float32, torch.float64) * (graph.WARM_UP + 1):
-        graphs(torch.zeros(2, dtype=dtype), torch.zeros(2))
-    assert recorder.recordings == 2
-
-
 def test_the_cache_has_a_bound(called: list, update: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "LARGEST_CACHE", 2)
     recorder = Recorder()
@@ -136,16 +128,6 @@ def test_where_recording_fails_one_line_says_so_and_updates_go_on(
 
 
 # Batches drawn ahead
-
-
-def test_batches_drawn_ahead_are_those_of_the_task(config: RunConfig) -> None:
-    batches = Batches(config, 3)
-    for index in range(3, config.training.iterations):
-        inputs, targets = batches.take()
-        expected = config.task.batch(config.training.seed, index, config.training.batch_size)
-        assert torch.equal(inputs, expected[0])
-        assert torch.equal(targets, expected[1])
-    batches.close()
 
 
 def test_a_mistake_in_the_data_comes_through(monkeypatch: pytest.MonkeyPatch, config: RunConfig) -> None:
@@ -203,18 +185,6 @@ def test_updates_that_are_not_looked_at_equal_those_that_are(
     monkeypatch.undo()
     train(task, config.model, training, tmp_path / "host")
     assert_close(tmp_path / "device", tmp_path / "host", 1e-5)
-
-
-def test_replayed_equals_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    task = Copying(length=3, train_lengths="uniform")
-    model = ModelConfig(hidden_size=6, memory=SABConfig(k_top=2, k_trunc=4))
-    training = TrainConfig(iterations=15, batch_size=3, eval_every=5, eval_batches=1, lr_decay=0.3)
-    pretend(monkeypatch, None)
-    train(task, model, training, tmp_path / "called")
-    pretend(monkeypatch, recorder)
-    train(task, model, training, tmp_path / "replayed")
-    assert recorder.recordings == 3
-    assert_same(tmp_path / "replayed", tmp_path / "called")
 
 
 @pytest.mark.usefixtures("like_a_gpu")

@@ -255,15 +255,6 @@ def test_a_checkpoint_that_trouble_follows_from_at_once_is_not_gone_back_to(
     assert "the loss of iteration 9 is nan; the run goes back to iteration 4" in warning
 
 
-def test_trouble_from_every_checkpoint_has_an_end(
-    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer, "MOST_ROLLBACKS", 3)
-    spoil({8})
-    result = run_training(tmp_path / "run", on_nan="rollback", iterations=16)
-    assert result.message.startswith("the loss of iteration 9 is nan, after 3 rollbacks; ")
-
-
 def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_training: Train, spoil: Spoil) -> None:
     spoil({2, 6}, above=0.25)
     run_training(tmp_path / "whole", on_nan="rollback", keep="best")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sab.config import SABConfig
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Copying
-from sab.lab.training import Result, RunConfig, TrainConfig, trainer
+from sab.lab.training import RunConfig, TrainConfig
 from sab.lab.training.checkpoint import TrainingState
 from sab.lab.training.updates import (
     DeviceUpdates,
@@ -25,7 +25,7 @@ from sab.lab.training.updates import (
     build_optimizer,
 )
 from sab.parts.registry import SCORERS
-from tests.lab.training.runs import PressCtrlC, contents, newest
+from tests.lab.training.runs import newest
 
 CPU = torch.device("cpu")
 READOUT = {"readout.weight", "readout.bias", "readout_attention.weight"}
@@ -54,15 +54,6 @@ def test_the_memorys_parameters_are_those_that_a_baseline_lacks(scorer: str, bui
     assert set(names_of(model, cells)) == others
     assert set(names_of(model, memorys)) == dict(model.named_parameters()).keys() - others
     assert {"layers.incorporate_weight_l0", "layers.incorporate_bias_l1"} < set(names_of(model, memorys))
-
-
-@both_optimizers
-@pytest.mark.parametrize(("method", "share"), [("sab", 1.0), ("bptt", 0.25)])
-def test_one_rate_is_one_group_in_the_models_order(method: Any, share: float, build: Callable[..., Any]) -> None:
-    config = with_memory(memory_lr=share)
-    model = replace(config, model=replace(config.model, method=method)).build_model(CPU)
-    (group,) = build(config.training, model, CPU).param_groups
-    assert names_of(model, group) == [name for name, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -119,24 +110,3 @@ def test_training_is_that_of_plain_adam_or_adamw(
     stored = load_file(newest(tmp_path / "run") / "model.safetensors")
     assert stored.keys() == model.state_dict().keys()
     assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def reversed_groups(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
-    adam = build_optimizer(config, model, device)
-    assert len(adam.param_groups) == 2
-    adam.param_groups.reverse()
-    for group in adam.param_groups:
-        group["params"].reverse()
-    return adam
-
-
-def test_a_run_resumes_whatever_the_order_of_the_groups(
-    tmp_path: Path, run_training: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Checkpoints store Adam's state by the parameter's name, so its order does not matter."""
-    options = {"memory_lr": 0.25, "lr_decay": 0.5}
-    run_training(tmp_path / "whole", **options)
-    assert run_training(tmp_path / "pieces", progress=PressCtrlC(5), **options).status == "interrupted"
-    monkeypatch.setattr(trainer, "build_optimizer", reversed_groups)
-    assert run_training(tmp_path / "pieces", resume=True, **options).status == "finished"
-    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")

@@ -78,16 +78,6 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_resume(
     assert main(resume.split()[3:]) == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_after_a_signal_ends_the_command_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, first: int
-) -> None:
-    send_after(monkeypatch, 3, first, signal.SIGINT)
-    assert main(["train", *OPTIONS, "--out", str(tmp_path / "run")]) == 130
-    assert capsys.readouterr().err == "sab: interrupted.\n"
-    assert steps(tmp_path / "run") == [0], "no time was taken for a checkpoint"
-
-
 def test_the_first_signal_counts_and_a_scheduler_may_repeat_itself(tmp_path: Path, run_training: Train) -> None:
     class Insist(Progress):
         def iteration(self, step: int, loss: float) -> None:
