@@ -420,34 +420,27 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
 class TestTF32:
     """Whether float32 products may be rounded is PyTorch's setting for its own recurrent layers."""
 
+    RNN: Any = torch.backends.cudnn.rnn  # pyright: ignore[reportAttributeAccessIssue]
+    MATMUL: Any = torch.backends.cuda.matmul
+
     @pytest.fixture(autouse=True)
     def _restore(self) -> Iterator[None]:
-        rnn, matmul = self.settings()
-        before = rnn.fp32_precision, matmul.fp32_precision
+        before = self.RNN.fp32_precision, self.MATMUL.fp32_precision
         yield
-        rnn.fp32_precision, matmul.fp32_precision = before
-
-    def settings(self) -> tuple[Any, Any]:
-        return torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # pyright: ignore[reportAttributeAccessIssue]
-
-    @pytest.mark.parametrize("chosen", ["tf32", "ieee"])
-    def test_the_newer_setting(self, chosen: str) -> None:
-        self.settings()[0].fp32_precision = chosen
-        assert precision.allow_tf32() == (chosen == "tf32")
+        torch.backends.cudnn.allow_tf32 = True
+        self.RNN.fp32_precision, self.MATMUL.fp32_precision = before
 
     @pytest.mark.parametrize("allowed", [True, False])
-    def test_the_older_setting(self, allowed: bool) -> None:
-        torch.backends.cudnn.allow_tf32 = allowed
-        try:
-            assert precision.allow_tf32() == allowed
-        finally:
-            torch.backends.cudnn.allow_tf32 = True
+    def test_the_newer_and_the_older_setting(self, allowed: bool) -> None:
+        self.RNN.fp32_precision = "tf32" if allowed else "ieee"
+        assert precision.allow_tf32() == allowed
+        torch.backends.cudnn.allow_tf32 = not allowed
+        assert precision.allow_tf32() != allowed
 
     @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
     @pytest.mark.parametrize("allowed", [True, False])
     def test_products_outside_the_loop_have_it_too_and_it_is_put_back(self, before: str, allowed: bool) -> None:
-        _, matmul = self.settings()
-        matmul.fp32_precision = before
+        self.MATMUL.fp32_precision = before
         with precision.tf32(allowed):
-            assert (matmul.fp32_precision == "tf32") == allowed
-        assert matmul.fp32_precision == before
+            assert (self.MATMUL.fp32_precision == "tf32") == allowed
+        assert self.MATMUL.fp32_precision == before
