@@ -13,12 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import sab
 from sab.errors import UserError
-from tests.ops.cases import (
-    DOUBLE,
-    assert_close,
-    make_layer,
-    randn,
-)
+from tests.ops.cases import DOUBLE, assert_close, make_layer, randn
 
 
 def check_mistake(error: BaseException, option: str, *words: str) -> None:

@@ -10,15 +10,7 @@ from hypothesis import assume, given
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.comparing import selects_surely
-from tests.ops.cases import (
-    Case,
-    assert_close,
-    cases,
-    gradients,
-    make_layer,
-    randn,
-    randomize,
-)
+from tests.ops.cases import Case, assert_close, cases, gradients, make_layer, randn, randomize
 
 
 @given(cases(max_steps=7))

@@ -11,17 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import sab
-from tests.ops.cases import (
-    CELLS,
-    PLAIN,
-    assert_close,
-    both,
-    gradients,
-    make_layer,
-    make_torch,
-    randn,
-    randomize,
-)
+from tests.ops.cases import CELLS, PLAIN, assert_close, both, gradients, make_layer, make_torch, randn, randomize
 
 
 def form(cell: str, h: Tensor, c: Tensor) -> Any:

@@ -24,7 +24,7 @@ from sab.lab.training.checkpoint import TrainingState, load_kept, load_model
 from sab.lab.training.evaluation import evaluate
 from sab.lab.training.run import Provenance
 from sab.lab.training.trainer import Trainer
-from tests.lab.training.runs import PressCtrlC, contents, newest
+from tests.lab.training.runs import PressCtrlC, contents, newest, spoil_loss, steps
 
 CPU = torch.device("cpu")
 Train = Callable[..., Result]
@@ -59,11 +59,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         monkeypatch.setattr(trainer_module, "evaluate", found)
 
     return follow
-
-
-def kept(out: Path) -> list[int]:
-    """The iterations whose weights are in best/."""
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "best").glob("*"))
 
 
 def weights(folder: Path) -> bytes:
@@ -154,7 +149,7 @@ def test_the_best_weights_are_those_of_their_iteration(
     assert (result.status, result.iterations, result.best_at) == ("finished", 12, 4)
     assert (result.metrics, result.valid) == (until.metrics, until.valid)
     assert result.metrics != result.valid
-    assert kept(out) == [4]
+    assert steps(out, "best") == [4]
     assert weights(out / "best" / "step-00000004") == weights(newest(tmp_path / "until"))
     assert weights(newest(out)) == weights(newest(tmp_path / "last")), "the last checkpoint is what it was"
     model, best_at = load_kept(Run.open(out), CPU)
@@ -276,15 +271,7 @@ def test_a_run_that_diverges_ends_with_its_best_weights(
 ) -> None:
     script({2: 0.1, 4: 0.2, 6: 0.1})
     until = run_training(tmp_path / "until", iterations=4)
-    calls = 0
-    loss = Copying.loss
-
-    def spoilt(*arguments: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return loss(*arguments) * (math.nan if calls == 6 else 1.0)
-
-    monkeypatch.setattr(Copying, "loss", spoilt)
+    spoil_loss(monkeypatch, 6)
     out = tmp_path / "run"
     result = run_training(out, keep="best")
     assert (result.status, result.iterations, result.best_at) == ("diverged", 5, 4)
@@ -293,7 +280,7 @@ def test_a_run_that_diverges_ends_with_its_best_weights(
         "and the metrics are of the best ones, those of iteration 4."
     )
     assert newest(out).name == "step-00000003", "which knows of others"
-    assert kept(out) == [2, 4]
+    assert steps(out, "best") == [2, 4]
     assert (result.metrics, result.valid) == (until.metrics, until.valid)
     assert load_kept(Run.open(out), CPU)[1] == 4
     assert run_training(out, keep="best", resume=True) == result

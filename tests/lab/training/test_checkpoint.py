@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from sab.lab.training import Result, Run, RunConfig
 from sab.lab.training import checkpoint as checkpoints
 from sab.lab.training.checkpoint import TrainingState, load_model
+from tests.lab.training.runs import steps
 
 Train = Callable[..., Result]
 
@@ -37,10 +38,6 @@ def sign(folder: Path) -> None:
         contents["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     contents["digest"] = checkpoints.StateFile(**contents).own_digest()
     (folder / "state.json").write_text(json.dumps(contents))
-
-
-def steps_in(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
 
 def flip(path: Path, place: float = 0.5) -> None:
@@ -163,7 +160,7 @@ def test_where_the_newest_is_damaged_the_one_before_it_is_used(
     out = tmp_path / "run"
     result = run_training(out)
     newest = out / "checkpoint" / "step-00000008"
-    assert steps_in(newest.parent) == [4, 8]
+    assert steps(out) == [4, 8]
     undamaged = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
     damage(newest)
     weights = load_model(Run.open(out), torch.device("cpu")).state_dict()
@@ -175,7 +172,7 @@ def test_where_the_newest_is_damaged_the_one_before_it_is_used(
     again = run_training(out, resume=True)
     assert len(caplog.messages) == 2
     assert (again.metrics, again.iterations) == (result.metrics, 8)
-    assert steps_in(newest.parent) == [4, 8]
+    assert steps(out) == [4, 8]
     assert {path.name: path.read_bytes() for path in newest.glob("*.safetensors")} == undamaged
 
 

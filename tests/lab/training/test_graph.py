@@ -230,14 +230,6 @@ def test_more_updates_than_there_is_room_for_are_read_in_between(
     assert_same(tmp_path / "read", tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("like_a_gpu")
-def test_seeds_share_a_device_without_a_difference(tmp_path: Path, config: RunConfig) -> None:
-    train_seeds(config.task, config.model, config.training, [4, 2], tmp_path / "many")
-    for seed in (4, 2):
-        train(config.task, config.model, replace(config.training, seed=seed), tmp_path / str(seed))
-        assert_same(tmp_path / "many" / f"seed-{seed}", tmp_path / str(seed))
-
-
 def test_a_checkpoint_goes_from_one_kind_of_adam_to_the_other(plain: Path, config: RunConfig) -> None:
     stored = Run.open(plain).config
     model = stored.build_model(CPU)

@@ -20,7 +20,7 @@ from sab.lab.training import Result, Run, RunConfig, checkpoint, trainer, update
 from sab.lab.training.progress import Lines, Progress
 from sab.lab.training.run import Provenance
 from sab.lab.training.updates import Updates
-from tests.lab.training.runs import contents, lines
+from tests.lab.training.runs import contents, lines, steps
 from tests.lab.training.test_graph import Recorder, pretend
 
 Train = Callable[..., Result]
@@ -73,10 +73,6 @@ class PressCtrlC(Progress):
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(signal.SIGINT)
-
-
-def steps(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoint").glob("step-*"))
 
 
 def tensors(out: Path, step: int) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from sab.lab.training import Result, RunConfig, trainer
 from sab.lab.training.interrupt import SIGNALS, Interrupt
 from sab.lab.training.progress import Progress
 from sab.lab.training.updates import HostUpdates
+from tests.lab.training.runs import steps
 
 Train = Callable[..., Result]
 Capture = pytest.CaptureFixture[str]
@@ -32,10 +33,6 @@ def _default_handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def steps(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoint").iterdir())
 
 
 def send_after(monkeypatch: pytest.MonkeyPatch, made: int, *numbers: int) -> None:
