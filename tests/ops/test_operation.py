@@ -417,6 +417,20 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     assert crossings.found == []
 
 
+def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
+    layer = make_layer("lstm", 3, 4, k_top=2)
+    x = randn(5, 3, 3)
+    state = layer(x)[1]
+    assert state._seen == 5
+    assert layer(x, state)[1]._seen == 10
+    for same in (state.detach(), state.to(torch.float32), state.select([2, 0]), layer.compact(state)):
+        assert same._seen == 5
+    assert layer(x, lengths=[5, 5, 5])[1]._seen == 5
+    assert layer(x, lengths=[5, 4, 5])[1]._seen is None
+    assert dataclasses.replace(state, steps=state.steps + 1)._seen is None
+    assert layer(x[:, 0])[1]._seen == 5
+
+
 class TestTF32:
     """Whether float32 products may be rounded is PyTorch's setting for its own recurrent layers."""
 
