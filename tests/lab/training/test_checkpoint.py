@@ -40,6 +40,14 @@ def sign(folder: Path) -> None:
     (folder / "state.json").write_text(json.dumps(contents))
 
 
+def test_the_random_state_comes_back(folder: Path, config: RunConfig) -> None:
+    model = config.build_model(torch.device("cpu"))
+    with torch.random.fork_rng([]):
+        torch.rand(3)
+        checkpoints.load(folder.parent, config, model, torch.optim.Adam(model.parameters()))
+        assert torch.equal(torch.get_rng_state(), load_file(folder / "training.safetensors")["rng.cpu"])
+
+
 def flip(path: Path, place: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 1
