@@ -7,18 +7,10 @@ import pytest
 import torch
 import torch.distributed
 from hypothesis import assume, given
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.comparing import selects_surely
-from tests.ops.cases import (
-    Case,
-    assert_close,
-    cases,
-    gradients,
-    make_layer,
-    randn,
-    randomize,
-)
+from tests.ops.cases import Case, assert_close, cases, gradients, make_layer, randn, randomize
 
 
 @given(cases(max_steps=7))
@@ -93,15 +85,6 @@ def test_packed_equals_lengths(bidirectional: bool, batch_first: bool, enforce_s
     again, _ = layer(packed, packed_state)
     assert selects_surely(layer, x, state, lengths=lengths)
     assert_close(pad_packed_sequence(again, batch_first)[0], layer(x, state, lengths=lengths)[0])
-
-
-def test_packed_sequences_of_every_form() -> None:
-    layer = randomize(make_layer("gru", 3, 4, k_top=2, k_att=1))
-    rows = [randn(length, 3, seed=length) for length in (2, 6, 4)]
-    packed, _ = layer(pack_sequence(rows, enforce_sorted=False))
-    padded, lengths = pad_packed_sequence(packed)
-    for index, row in enumerate(rows):
-        assert_close(padded[: lengths[index], index], layer(row)[0])
 
 
 def test_lengths_may_be_a_list_or_any_whole_numbers() -> None:

@@ -11,17 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import sab
-from tests.ops.cases import (
-    CELLS,
-    PLAIN,
-    assert_close,
-    both,
-    gradients,
-    make_layer,
-    make_torch,
-    randn,
-    randomize,
-)
+from tests.ops.cases import CELLS, PLAIN, assert_close, both, gradients, make_layer, make_torch, randn, randomize
 
 
 def form(cell: str, h: Tensor, c: Tensor) -> Any:
@@ -123,17 +113,6 @@ def test_the_same_seed_gives_the_same_cell(cell: str, num_layers: int, bidirecti
         ours = make_layer(cell, 3, 4, num_layers, **options, **memory)
         for name, parameter in theirs.named_parameters():
             assert torch.equal(ours.get_parameter(name), parameter), name
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_state_dict_goes_to_torch_and_back(cell: str) -> None:
-    theirs, ours = both(cell, 3, 4, 2, bidirectional=True)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert {name: p.shape for name, p in ours.named_parameters()} == {
-        name: p.shape for name, p in theirs.named_parameters()
-    }
-    theirs.load_state_dict(randomize(ours, seed=9).state_dict())
-    compare(theirs, ours, randn(5, 2, 3))
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -86,18 +85,6 @@ def test_the_readout_of_the_summary(weighting: str, forward: str, num_layers: in
     v1, v2, b = model.readout.weight, model.readout_attention.weight, model.readout.bias
     assert v2.shape == (3, 4)
     assert_close(model(x)[0], hidden @ v1.T + summary @ v2.T + b)
-
-
-@pytest.mark.parametrize("readout", ["hidden+weights", "hidden+summary"])
-def test_gradient_flows_through_the_readout_of_the_attention(readout: str) -> None:
-    """With V1 = 0 there is no other way to the scorer's parameters."""
-    model = make_model(readout=readout)
-    with torch.no_grad():
-        model.readout.weight.zero_()
-    names = [name for name, _ in model.layers.named_parameters() if name.startswith("attn_")]
-    parameters = [model.layers.get_parameter(name) for name in names]
-    for name, gradient in zip(names, gradients([model(randn(8, 2, 3))[0]], parameters), strict=True):
-        assert gradient.any(), name
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20))
@@ -194,12 +181,6 @@ def test_a_share_of_the_summary_is_added_at_first(num_layers: int) -> None:
 # Methods -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_baselines_are_settings_of_the_same_layer() -> None:
-    for method, expected in {"sab": (2, 3), "bptt": (0, None), "tbptt": (0, 3)}.items():
-        layers = ModelConfig.from_options({**SMALL, "method": method}).layer_config()
-        assert (layers.k_top, layers.k_trunc) == expected
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_bptt_is_torch(cell: str) -> None:
     model = make_model(method="bptt", cell=cell)
@@ -221,14 +202,6 @@ def test_a_baseline_has_no_memory_and_reads_none(method: str, readout: str) -> N
     assert touched == ([True] * 8 if method == "bptt" else [False] * 6 + [True] * 2)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_the_cell_is_the_one_that_was_asked_for(cell: str) -> None:
-    model = make_model(cell=cell, num_layers=2)
-    assert model.layers.cell == cell
-    assert isinstance(model.layers, sab.SABRNN if cell.startswith("rnn") else sab.SABLSTM | sab.SABGRU)
-    assert model.layers.num_layers == 2
-
-
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_option_reaches_the_layers(scorer: str) -> None:
     options: dict[str, Any] = {
@@ -238,21 +211,6 @@ def test_every_option_reaches_the_layers(scorer: str) -> None:
     config = ModelConfig.from_options({"hidden_size": 4, **options})
     model = SequenceModel(config, encoding="vector", input_size=3, output_size=2, steps=5)
     assert model.layers.config == config.memory == sab.SABConfig(**options)
-
-
-# Ordinary things -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])
-def test_autocast_and_other_types(readout: str) -> None:
-    model = make_model(readout=readout).float()
-    x = randn(8, 2, 3).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs, _ = model(x)
-    assert outputs.isfinite().all()
-    half = copy.deepcopy(model).bfloat16()(x)[0]
-    assert half.dtype == torch.bfloat16
-    assert half.isfinite().all()
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------

@@ -301,12 +301,6 @@ def test_autocast_on_the_cpu_falls_back_and_says_so(caplog: pytest.LogCaptureFix
     assert "backend cpu is passed over: it computes in float32 and float64 alone" in caplog.messages
 
 
-def test_float16_is_the_references_alone() -> None:
-    layer = make_layer("lstm", 3, 4, dtype=torch.float16, backend="cpu")
-    with pytest.raises(ValueError, match="'cpu' does not: it computes in float32 and float64 alone"):
-        layer(torch.randn(7, 2, 3, dtype=torch.float16))
-
-
 class Widened:
     """An engine for bfloat16: the CPU's, on float32 copies of what is in bfloat16."""
 
@@ -440,34 +434,27 @@ def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
 class TestTF32:
     """Whether float32 products may be rounded is PyTorch's setting for its own recurrent layers."""
 
+    RNN: Any = torch.backends.cudnn.rnn  # pyright: ignore[reportAttributeAccessIssue]
+    MATMUL: Any = torch.backends.cuda.matmul
+
     @pytest.fixture(autouse=True)
     def _restore(self) -> Iterator[None]:
-        rnn, matmul = self.settings()
-        before = rnn.fp32_precision, matmul.fp32_precision
+        before = self.RNN.fp32_precision, self.MATMUL.fp32_precision
         yield
-        rnn.fp32_precision, matmul.fp32_precision = before
-
-    def settings(self) -> tuple[Any, Any]:
-        return torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # pyright: ignore[reportAttributeAccessIssue]
-
-    @pytest.mark.parametrize("chosen", ["tf32", "ieee"])
-    def test_the_newer_setting(self, chosen: str) -> None:
-        self.settings()[0].fp32_precision = chosen
-        assert precision.allow_tf32() == (chosen == "tf32")
+        torch.backends.cudnn.allow_tf32 = True
+        self.RNN.fp32_precision, self.MATMUL.fp32_precision = before
 
     @pytest.mark.parametrize("allowed", [True, False])
-    def test_the_older_setting(self, allowed: bool) -> None:
-        torch.backends.cudnn.allow_tf32 = allowed
-        try:
-            assert precision.allow_tf32() == allowed
-        finally:
-            torch.backends.cudnn.allow_tf32 = True
+    def test_the_newer_and_the_older_setting(self, allowed: bool) -> None:
+        self.RNN.fp32_precision = "tf32" if allowed else "ieee"
+        assert precision.allow_tf32() == allowed
+        torch.backends.cudnn.allow_tf32 = not allowed
+        assert precision.allow_tf32() != allowed
 
     @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
     @pytest.mark.parametrize("allowed", [True, False])
     def test_products_outside_the_loop_have_it_too_and_it_is_put_back(self, before: str, allowed: bool) -> None:
-        _, matmul = self.settings()
-        matmul.fp32_precision = before
+        self.MATMUL.fp32_precision = before
         with precision.tf32(allowed):
-            assert (matmul.fp32_precision == "tf32") == allowed
-        assert matmul.fp32_precision == before
+            assert (self.MATMUL.fp32_precision == "tf32") == allowed
+        assert self.MATMUL.fp32_precision == before

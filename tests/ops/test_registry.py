@@ -11,6 +11,7 @@ from torch import Tensor
 
 import sab
 from sab.errors import UserValueError
+from sab.layers import SABLayer
 from sab.ops import dispatch
 from sab.parts import registry
 from sab.parts.cells import Cell
@@ -101,12 +102,36 @@ def users(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
 
 def test_a_users_part_computes_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.CELLS, *USERS["cell"])
-    layer = layer_with("cell", "rnn_sine", backend="auto", bias=False)
+    layer = sab.SABRNN(3, 5, nonlinearity="sine", bias=False)  # pyright: ignore[reportArgumentType]
     with torch.no_grad():
-        layer.weight_hh_l0.zero_()
-        layer.weight_ih_l0.fill_(1.0)
-    x = torch.full((1, 1, 3), 0.7, dtype=torch.float64)
-    assert layer(x)[0].flatten().tolist() == pytest.approx([math.sin(2.1)] * 5)
+        layer.get_parameter("weight_ih_l0").fill_(1.0)
+    assert layer(torch.full((1, 1, 3), 0.7))[0].flatten().tolist() == pytest.approx([math.sin(2.1)] * 5)
+
+
+def test_a_users_scorer_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.SCORERS, *USERS["scorer"])
+    layer = sab.SABGRU(3, 4, k_top=2, scorer="distance", attention_size=2)
+    attention = {name: p for name, p in layer.named_parameters() if name.startswith("attn")}
+    assert attention.keys() == {"attn_w_memory_l0", "attn_w_query_l0"}
+    assert all(0 < p.abs().max() <= 0.5 for p in attention.values())
+    assert layer(torch.randn(1, 2, 3))[1].keys.shape == (1, 2, 0, 2)
+
+
+def test_a_users_part_goes_on_from_a_state_and_is_traced(users: tuple[str, str]) -> None:
+    layer, x = layer_with(*users), randn(9, 2, 3)
+    first, state = layer(x[:5])
+    assert_close(torch.cat([first, layer(x[5:], state)[0]]), layer(x)[0])
+    assert sab.trace(layer, x).numbers.max() >= 0
+
+
+def test_a_layer_for_a_users_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sine(SABLayer):
+        cell = "rnn_sine"
+
+    monkeypatch.setitem(registry.CELLS, *USERS["cell"])
+    assert Sine(3, 4)(torch.randn(5, 2, 3))[0].shape == (5, 2, 4)
+    with pytest.raises(TypeError, match=r"torch\.nn must have a layer with the cell 'rnn_sine' for this; it has none"):
+        Sine(3, 4).to_torch()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -206,7 +206,9 @@ def _compare(name: str, place: str, description: str, expected: list[Tensor]) ->
         found = _trial(name, place, torch.float32)
     except Exception as error:
         return Finding("backends", label, "broken", f"It fails: {_sentence(error)}.")
-    error = max(map(_distance, found, expected))
+    error = max(
+        float((one - other).norm() / other.norm().clamp_min(1e-12)) for one, other in zip(found, expected, strict=True)
+    )
     if not error <= TOLERANCE:
         sentence = f"It differs from the reference in float64 by {error:.1e} ({description})."
         return Finding("backends", label, "broken", sentence)
@@ -223,11 +225,6 @@ def _trial(backend: str, device: str, dtype: torch.dtype) -> list[Tensor]:
     output.square().sum().backward()
     gradients = [tensor.grad for tensor in (x, *layer.parameters())]
     return [tensor.detach().cpu().double() for tensor in (output, *gradients) if tensor is not None]
-
-
-def _distance(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference relative to that of what is expected."""
-    return float((found - expected).norm() / expected.norm().clamp_min(1e-12))
 
 
 def _data(data_dir: Path | None) -> Iterator[Finding]:

@@ -21,13 +21,6 @@ def needs(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not data.has(name, FOLDER), reason=f"{name} is not at hand")
 
 
-def test_every_file_has_a_checksum_and_all_but_a_prefix_a_source() -> None:
-    for dataset in REAL.values():
-        for file in dataset.files:
-            assert len(bytes.fromhex(file.sha256)) == 32
-            assert bool(file.urls) == (dataset.name != "text8 prefix")
-
-
 @needs("ptb")
 def test_ptb() -> None:
     forget_examples()

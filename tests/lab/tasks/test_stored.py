@@ -43,27 +43,6 @@ def test_an_epoch_comes_to_every_example_once_in_an_order_of_its_own(task: Store
     assert first != epoch(0, seed=4)
 
 
-@every_task
-def test_a_batch_is_what_is_sent_and_received(task: StoredTask) -> None:
-    inputs, targets = task.batch(1, 2, 3, "valid", dtype=torch.float64)
-    sent = task.send(1, 2, 3, "valid", torch.float64)
-    received = task.receive(sent, "valid", torch.float64)
-    assert torch.equal(received[0], inputs)
-    assert torch.equal(received[1], targets)
-    assert inputs.shape[:2] == (task.steps, 3)
-    (rows,) = sent
-    assert rows.dtype == torch.int64
-    assert rows.shape == (3,)
-
-
-@every_task
-def test_the_examples_are_kept_once(task: StoredTask) -> None:
-    before = stored._examples_on(task, "test", CPU)
-    task.batch(0, 0, 2, "test")
-    assert stored._examples_on(task, "test", CPU)[0] is before[0]
-    assert all(tensor.dtype == torch.uint8 for tensor in before), "as few bytes as they need"
-
-
 def test_ptb_is_lines_without_the_blanks_around_them() -> None:
     task = PTB()
     for place, split in enumerate(SPLITS):

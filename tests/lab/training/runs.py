@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sab.lab.tasks import Copying
 from sab.lab.training.progress import Progress
 
 CLOCK = ("iterations_per_second", "elapsed")
 """What a line of metrics.jsonl tells of the time that passed: all that may differ between two runs."""
 OUTCOME = ("status", "message", "iterations", "solved_at", "metrics", "valid", "best_at")
 """What a result tells of what was computed."""
+
+
+def spoil_loss(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Makes the copying task's loss NaN in one call, counted from 1."""
+    loss, calls = Copying.loss, count(1)
+    monkeypatch.setattr(Copying, "loss", lambda *given: loss(*given) * (math.nan if next(calls) == call else 1.0))
 
 
 class PressCtrlC(Progress):
@@ -29,6 +40,11 @@ class PressCtrlC(Progress):
 def newest(out: Path) -> Path:
     """The newest checkpoint of a run."""
     return max((out / "checkpoint").glob("step-*"))
+
+
+def steps(out: Path, folder: str = "checkpoint") -> list[int]:
+    """The steps of a run's checkpoints."""
+    return sorted(int(path.name.removeprefix("step-")) for path in (out / folder).glob("step-*"))
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

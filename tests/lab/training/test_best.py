@@ -22,11 +22,9 @@ from sab.lab.training import checkpoint as checkpoints
 from sab.lab.training import trainer as trainer_module
 from sab.lab.training.checkpoint import TrainingState, load_kept, load_model
 from sab.lab.training.evaluation import evaluate
-from sab.lab.training.progress import Progress, ShownEvaluation
 from sab.lab.training.run import Provenance
 from sab.lab.training.trainer import Trainer
-from tests.lab.training.runs import PressCtrlC, contents, newest
-from tests.lab.training.test_graph import Recorder, pretend
+from tests.lab.training.runs import PressCtrlC, contents, newest, spoil_loss, steps
 
 CPU = torch.device("cpu")
 Train = Callable[..., Result]
@@ -61,11 +59,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         monkeypatch.setattr(trainer_module, "evaluate", found)
 
     return follow
-
-
-def kept(out: Path) -> list[int]:
-    """The iterations whose weights are in best/."""
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "best").glob("*"))
 
 
 def weights(folder: Path) -> bytes:
@@ -121,20 +114,6 @@ def test_patience_counts_evaluations_without_a_better_one(tmp_path: Path, run_tr
     assert replace(run_training(out, resume=True, patience=3), wall_time=result.wall_time) == result
 
 
-def test_patience_that_is_not_used_up_changes_nothing(tmp_path: Path, run_training: Train, script: Script) -> None:
-    script({2: 0.5, 4: 0.4, 6: 0.6, 8: 0.4, 10: 0.3, 12: 0.7})
-    assert run_training(tmp_path / "patient", patience=3).status == "finished"
-    run_training(tmp_path / "plain")
-    patient, plain = contents(tmp_path / "patient"), contents(tmp_path / "plain")
-    assert all(patient[name] == plain[name] for name in ("metrics", "model", "training", "state"))
-
-
-def test_a_patience_of_one_is_told_as_one(tmp_path: Path, run_training: Train, script: Script) -> None:
-    script({2: 0.5, 4: 0.5})
-    message = run_training(tmp_path / "run", patience=1).message
-    assert message.endswith(" in 1 evaluation since iteration 2 (50.0%).")
-
-
 def test_patience_without_any_finite_metric(tmp_path: Path, run_training: Train, script: Script) -> None:
     script({2: math.nan, 4: math.inf})
     result = run_training(tmp_path / "run", patience=2, keep="best")
@@ -170,7 +149,7 @@ def test_the_best_weights_are_those_of_their_iteration(
     assert (result.status, result.iterations, result.best_at) == ("finished", 12, 4)
     assert (result.metrics, result.valid) == (until.metrics, until.valid)
     assert result.metrics != result.valid
-    assert kept(out) == [4]
+    assert steps(out, "best") == [4]
     assert weights(out / "best" / "step-00000004") == weights(newest(tmp_path / "until"))
     assert weights(newest(out)) == weights(newest(tmp_path / "last")), "the last checkpoint is what it was"
     model, best_at = load_kept(Run.open(out), CPU)
@@ -194,32 +173,6 @@ def test_they_are_those_of_their_iteration_on_a_gpu(tmp_path: Path, run_training
         for folder in (tmp_path / "run" / "best" / "step-00000004", newest(tmp_path / "until"))
     )
     torch.testing.assert_close(found, expected)
-
-
-def test_they_are_the_same_where_updates_are_made_as_on_a_gpu(
-    tmp_path: Path, run_training: Train, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, Recorder())
-    script({2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3})
-    result = run_training(tmp_path / "run", keep="best", patience=2)
-    until = run_training(tmp_path / "until", iterations=4)
-    assert (result.status, result.iterations, result.best_at) == ("stopped", 8, 4)
-    assert (result.metrics, result.valid) == (until.metrics, until.valid)
-    assert weights(tmp_path / "run" / "best" / "step-00000004") == weights(newest(tmp_path / "until"))
-
-
-def test_there_are_those_of_two_checkpoints_and_the_newest(tmp_path: Path, run_training: Train, script: Script) -> None:
-    found: list[list[int]] = []
-
-    class Look(Progress):
-        def evaluation(self, line: ShownEvaluation) -> None:
-            found.append(kept(tmp_path / "run"))
-
-    script({step: step / 20 for step in range(13)})
-    run_training(tmp_path / "run", keep="best", eval_every=1, checkpoint_every=5, progress=Look())
-    one = [[1], [2], [3], [4], [5]]
-    assert found == [*one, [5, 6], [5, 7], [5, 8], [5, 9], [5, 10], [5, 10, 11], [5, 10, 12]]
-    assert kept(tmp_path / "run") == [10, 12]
 
 
 # Resuming
@@ -302,22 +255,6 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("at_end", [0.1, 0.9])
-def test_an_end_off_schedule_leaves_no_trace_in_a_longer_run(
-    tmp_path: Path, run_training: Train, script: Script, at_end: float
-) -> None:
-    script({2: 0.3, 4: 0.4, 5: at_end, 6: 0.2, 8: 0.35, 9: 0.1})
-    options = {"keep": "best", "stop_at": None, "patience": 3}
-    out = tmp_path / "pieces"
-    first = run_training(out, iterations=5, **options)
-    assert (first.status, first.best_at) == ("finished", 5 if at_end == 0.9 else 4)
-    assert load_kept(Run.open(out), CPU)[1] == first.best_at
-    run_training(out, iterations=9, resume=True, **options)
-    run_training(tmp_path / "whole", iterations=9, **options)
-    assert contents(out) == contents(tmp_path / "whole")
-    assert Run.open(out).result().best_at == 4  # pyright: ignore[reportOptionalMemberAccess]
-
-
 def test_an_end_off_schedule_that_solves_it_leaves_no_trace_either(
     tmp_path: Path, run_training: Train, script: Script
 ) -> None:
@@ -334,15 +271,7 @@ def test_a_run_that_diverges_ends_with_its_best_weights(
 ) -> None:
     script({2: 0.1, 4: 0.2, 6: 0.1})
     until = run_training(tmp_path / "until", iterations=4)
-    calls = 0
-    loss = Copying.loss
-
-    def spoilt(*arguments: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return loss(*arguments) * (math.nan if calls == 6 else 1.0)
-
-    monkeypatch.setattr(Copying, "loss", spoilt)
+    spoil_loss(monkeypatch, 6)
     out = tmp_path / "run"
     result = run_training(out, keep="best")
     assert (result.status, result.iterations, result.best_at) == ("diverged", 5, 4)
@@ -351,20 +280,10 @@ def test_a_run_that_diverges_ends_with_its_best_weights(
         "and the metrics are of the best ones, those of iteration 4."
     )
     assert newest(out).name == "step-00000003", "which knows of others"
-    assert kept(out) == [2, 4]
+    assert steps(out, "best") == [2, 4]
     assert (result.metrics, result.valid) == (until.metrics, until.valid)
     assert load_kept(Run.open(out), CPU)[1] == 4
     assert run_training(out, keep="best", resume=True) == result
-
-
-def test_a_run_that_diverges_before_any_evaluation(
-    tmp_path: Path, run_training: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loss = Copying.loss
-    monkeypatch.setattr(Copying, "loss", lambda *arguments: loss(*arguments) * math.nan)
-    result = run_training(tmp_path / "run", keep="best")
-    assert (result.status, result.best_at) == ("diverged", None)
-    assert result.message.endswith("; the weights were left as they were before it.")
 
 
 def truncate(best: Path) -> None:
@@ -372,26 +291,10 @@ def truncate(best: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def make_foreign(best: Path) -> None:
-    (best / "state.json").write_text("{}")
-
-
-def make_anothers(best: Path) -> None:
-    path = best / "state.json"
-    path.write_text(path.read_text().replace('"k_top": 2', '"k_top": 3'))
-
-
-def remove_weights(best: Path) -> None:
-    (best / "model.safetensors").unlink()
-
-
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
         (truncate, r"model\.safetensors' must be as it was written; it is truncated or was altered\.$"),
-        (make_foreign, r"state\.json' must be the state of a checkpoint of sab; "),
-        (make_anothers, r"must be a checkpoint of this run; it is one of a run with k_top 3 and not 2\.$"),
-        (remove_weights, r"must be a complete checkpoint; model\.safetensors is missing\.$"),
         (shutil.rmtree, r"run' must hold its best weights, those of iteration 4; they are not in 'best'\.$"),
     ],
 )

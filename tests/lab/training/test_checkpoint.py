@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from sab.lab.training import Result, Run, RunConfig
 from sab.lab.training import checkpoint as checkpoints
 from sab.lab.training.checkpoint import TrainingState, load_model
+from tests.lab.training.runs import steps
 
 Train = Callable[..., Result]
 
@@ -39,32 +40,12 @@ def sign(folder: Path) -> None:
     (folder / "state.json").write_text(json.dumps(contents))
 
 
-def steps_in(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
-
-
-def test_weights_moments_and_random_state_come_back(folder: Path, config: RunConfig) -> None:
+def test_the_random_state_comes_back(folder: Path, config: RunConfig) -> None:
     model = config.build_model(torch.device("cpu"))
-    optimizer = torch.optim.Adam(model.parameters())
     with torch.random.fork_rng([]):
-        state = checkpoints.load(folder.parent, config, model, optimizer)
+        torch.rand(3)
+        checkpoints.load(folder.parent, config, model, torch.optim.Adam(model.parameters()))
         assert torch.equal(torch.get_rng_state(), load_file(folder / "training.safetensors")["rng.cpu"])
-    assert state.step == 8
-    weights = load_file(folder / "model.safetensors")
-    assert weights.keys() == model.state_dict().keys()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(optimizer.state[parameter]["step"] == 8 for parameter in model.parameters())
-
-
-def test_loading_changes_no_file_and_the_model_alone_when_only_that_is_asked_for(
-    folder: Path, config: RunConfig
-) -> None:
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    model = config.build_model(torch.device("cpu"))
-    random = torch.get_rng_state()
-    checkpoints.load(folder.parent, config, model)
-    assert torch.equal(random, torch.get_rng_state())
-    assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
 
 def flip(path: Path, place: float = 0.5) -> None:
@@ -187,7 +168,7 @@ def test_where_the_newest_is_damaged_the_one_before_it_is_used(
     out = tmp_path / "run"
     result = run_training(out)
     newest = out / "checkpoint" / "step-00000008"
-    assert steps_in(newest.parent) == [4, 8]
+    assert steps(out) == [4, 8]
     undamaged = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
     damage(newest)
     weights = load_model(Run.open(out), torch.device("cpu")).state_dict()
@@ -199,7 +180,7 @@ def test_where_the_newest_is_damaged_the_one_before_it_is_used(
     again = run_training(out, resume=True)
     assert len(caplog.messages) == 2
     assert (again.metrics, again.iterations) == (result.metrics, 8)
-    assert steps_in(newest.parent) == [4, 8]
+    assert steps(out) == [4, 8]
     assert {path.name: path.read_bytes() for path in newest.glob("*.safetensors")} == undamaged
 
 

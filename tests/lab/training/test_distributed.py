@@ -158,22 +158,6 @@ def test_processes_that_nobody_looks_after_end_with_a_checkpoint(tmp_path: Path)
 # In one process
 
 
-@pytest.mark.parametrize("size", [4, 5, 7])
-def test_slices_are_a_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, targets = torch.arange(2 * size).view(2, size), torch.arange(size)
-    parts, rows = [], []
-    for number in range(4):
-        monkeypatch.setattr(distributed, "count", lambda: 4)
-        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
-        parts.append(distributed.slice_of_batch(inputs, targets))
-        rows.append(distributed.own_rows_of(targets))
-    assert torch.equal(torch.cat([part for part, _, _ in parts], dim=1), inputs)
-    assert torch.equal(torch.cat([part for _, part, _ in parts]), targets)
-    assert sum(fraction for _, _, fraction in parts) == pytest.approx(1)
-    assert all(part.shape[1] > 0 for part, _, _ in parts)
-    assert torch.equal(torch.cat(rows), targets)
-
-
 @pytest.fixture
 def started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(distributed.NEEDED, ("0", "4", "0", "localhost", "1"), strict=True):

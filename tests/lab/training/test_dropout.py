@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import Copying
 from sab.lab.training import Result, RunConfig, TrainConfig
-from sab.lab.training.batches import Batches, kept_units
+from sab.lab.training.batches import kept_units
 from tests.lab.training.runs import contents
 
 CONFIG = RunConfig(Copying(length=5), ModelConfig(hidden_size=40), TrainConfig(batch_size=50, dropout=0.25))
@@ -43,20 +43,6 @@ def test_which_units_are_kept(dropout: float, seed: int, step: int, other: int) 
     assert torch.equal(units, kept(config, step)), "they depend on the seed and the step alone"
     assert not torch.equal(units, kept(config, step + 1 + other))
     assert not torch.equal(units, kept(changed(dropout=dropout, seed=seed ^ (1 << other)), step))
-
-
-def test_what_is_drawn_leaves_torchs_random_numbers_alone() -> None:
-    before = torch.get_rng_state()
-    kept_units(CONFIG, 0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_batches_drawn_ahead_have_it_last() -> None:
-    batches = Batches(CONFIG, 3)
-    for step in (3, 4):
-        *_, units = batches.take()
-        assert torch.equal(units, kept(CONFIG, step))
-    batches.close()
 
 
 def test_the_readout_does_without_them_and_nothing_else_does() -> None:

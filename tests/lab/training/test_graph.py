@@ -93,14 +93,6 @@ def test_a_shape_is_recorded_after_its_warm_up_and_every_batch_is_seen_once(call
     assert [targets[0].item() for _, targets in called] == list(range(8))
 
 
-def test_another_type_is_another_recording(update: Any) -> None:
-    recorder = Recorder()
-    graphs = Graphs(update, CPU, recorder)
-    for dtype in (torch.float32, torch.float64) * (graph.WARM_UP + 1):
-        graphs(torch.zeros(2, dtype=dtype), torch.zeros(2))
-    assert recorder.recordings == 2
-
-
 def test_the_cache_has_a_bound(called: list, update: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "LARGEST_CACHE", 2)
     recorder = Recorder()
@@ -136,16 +128,6 @@ def test_where_recording_fails_one_line_says_so_and_updates_go_on(
 
 
 # Batches drawn ahead
-
-
-def test_batches_drawn_ahead_are_those_of_the_task(config: RunConfig) -> None:
-    batches = Batches(config, 3)
-    for index in range(3, config.training.iterations):
-        inputs, targets = batches.take()
-        expected = config.task.batch(config.training.seed, index, config.training.batch_size)
-        assert torch.equal(inputs, expected[0])
-        assert torch.equal(targets, expected[1])
-    batches.close()
 
 
 def test_a_mistake_in_the_data_comes_through(monkeypatch: pytest.MonkeyPatch, config: RunConfig) -> None:
@@ -205,18 +187,6 @@ def test_updates_that_are_not_looked_at_equal_those_that_are(
     assert_close(tmp_path / "device", tmp_path / "host", 1e-5)
 
 
-def test_replayed_equals_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    task = Copying(length=3, train_lengths="uniform")
-    model = ModelConfig(hidden_size=6, memory=SABConfig(k_top=2, k_trunc=4))
-    training = TrainConfig(iterations=15, batch_size=3, eval_every=5, eval_batches=1, lr_decay=0.3)
-    pretend(monkeypatch, None)
-    train(task, model, training, tmp_path / "called")
-    pretend(monkeypatch, recorder)
-    train(task, model, training, tmp_path / "replayed")
-    assert recorder.recordings == 3
-    assert_same(tmp_path / "replayed", tmp_path / "called")
-
-
 @pytest.mark.usefixtures("like_a_gpu")
 @pytest.mark.parametrize(("at", "memory_lr"), [(3, 1.0), (4, 1.0), (6, 1.0), (3, 0.2)])
 def test_interrupted_and_resumed(
@@ -258,14 +228,6 @@ def test_more_updates_than_there_is_room_for_are_read_in_between(
     monkeypatch.setattr(updates, "MOST_UNREAD", 2)
     run_training(tmp_path / "read")
     assert_same(tmp_path / "read", tmp_path / "whole")
-
-
-@pytest.mark.usefixtures("like_a_gpu")
-def test_seeds_share_a_device_without_a_difference(tmp_path: Path, config: RunConfig) -> None:
-    train_seeds(config.task, config.model, config.training, [4, 2], tmp_path / "many")
-    for seed in (4, 2):
-        train(config.task, config.model, replace(config.training, seed=seed), tmp_path / str(seed))
-        assert_same(tmp_path / "many" / f"seed-{seed}", tmp_path / str(seed))
 
 
 def test_a_checkpoint_goes_from_one_kind_of_adam_to_the_other(plain: Path, config: RunConfig) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +21,6 @@ from sab.lab.training.lock import NAME, RunLock
 from sab.lab.training.progress import Progress
 
 Train = Callable[..., Result]
-OTHER = """
-import fcntl, json, os, socket, sys
-file = open(sys.argv[1], "w")
-fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": "today"}))
-file.flush()
-print("taken", flush=True)
-sys.stdin.read()
-"""
-"""What a process does that trains a run, without torch, which takes a while to import."""
 
 
 @pytest.fixture
@@ -77,20 +66,6 @@ def test_a_run_has_its_folder_until_it_ends(tmp_path: Path, run_training: Train)
     assert all(sentence.startswith(start + socket.gethostname() + ", since 2") for sentence in tried)
     assert not (out / NAME).exists()
     assert run_training(out, resume=True).iterations == 8
-
-
-def test_another_process_is_named_and_one_that_was_killed_is_forgotten(tmp_path: Path, run_training: Train) -> None:
-    out = tmp_path / "run"
-    run_training(out, iterations=4)
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", OTHER, str(out / NAME)], **pipes) as other:
-        assert other.stdout.readline() == b"taken\n"  # pyright: ignore[reportOptionalMemberAccess]
-        with pytest.raises(UserError, match=f"; process {other.pid} on "):
-            run_training(out, resume=True)
-        other.kill()
-    assert (out / NAME).exists()
-    assert run_training(out, resume=True).iterations == 8
-    assert not (out / NAME).exists()
 
 
 def test_what_was_killed_before_its_configuration_was_there_can_be_begun(tmp_path: Path, run_training: Train) -> None:

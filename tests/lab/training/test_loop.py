@@ -16,7 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.models import ModelConfig
-from sab.lab.tasks import Adding, Copying, Split
+from sab.lab.tasks import Adding, Copying
 from sab.lab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
 from sab.lab.training.checkpoint import load_model
 from tests.lab.training.runs import CLOCK, PressCtrlC, contents, lines, newest
@@ -108,15 +108,6 @@ def test_events_that_cannot_be_written_are_told_of_once(
     assert threading.excepthook is hook
 
 
-def test_more_iterations_equal_a_longer_run(tmp_path: Path, run_training: Train) -> None:
-    run_training(tmp_path / "whole")
-    run_training(tmp_path / "pieces", iterations=5)
-    assert [line["step"] for line in Run.open(tmp_path / "pieces").evaluations()] == [3, 5]
-    run_training(tmp_path / "pieces", resume=True)
-    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
-    assert Run.open(tmp_path / "pieces").config == Run.open(tmp_path / "whole").config
-
-
 def test_resuming_what_is_finished_changes_nothing(tmp_path: Path, run_training: Train) -> None:
     result = run_training(tmp_path / "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -172,20 +163,6 @@ def test_evaluation_is_the_mean_over_unseen_batches(tmp_path: Path, config: RunC
     assert evaluate(model, config.task, config.training, "test", batches=1) != result.metrics
     with pytest.raises(ValueError, match=r"^batches must be a whole number of at least 1; got 0"):
         evaluate(model, config.task, config.training, batches=0)
-
-
-def test_training_learns(tmp_path: Path) -> None:
-    """Constant targets are learned at once: the loop does descend."""
-
-    class One(Adding):
-        def draw(self, generator: torch.Generator, batch_size: int, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs, targets = super().draw(generator, batch_size, split)
-            return inputs, torch.ones_like(targets)
-
-    config = TrainConfig(iterations=60, batch_size=4, lr=2e-2, eval_every=20, eval_batches=1)
-    train(One(length=3), ModelConfig(hidden_size=4, memory=SABConfig(k_top=2, k_trunc=2)), config, tmp_path / "run")
-    losses = [line["loss"] for line in lines(tmp_path / "run")]
-    assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.parametrize("argument", ["task", "model_config", "train_config", "out"])

@@ -33,13 +33,6 @@ def test_a_run_keeps_what_it_was_at_each_moment(tmp_path: Path, run_training: Tr
     assert not (shorter / "moments").exists()
 
 
-def test_moments_change_nothing_else(tmp_path: Path, run_training: Train) -> None:
-    results = [run_training(tmp_path / f"{every}", moments_every=every) for every in (None, 1)]
-    assert results[0].metrics == results[1].metrics
-    one, other = (load_model(Run.open(tmp_path / f"{every}"), CPU).state_dict() for every in (None, 1))
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
 def test_those_after_the_checkpoint_that_a_run_goes_on_from_are_made_anew(tmp_path: Path, run_training: Train) -> None:
     class Dies(Progress):
         def iteration(self, step: int, loss: float) -> None:

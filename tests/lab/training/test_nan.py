@@ -20,7 +20,7 @@ from sab.lab.training import Result, Run, RunConfig, checkpoint, trainer, update
 from sab.lab.training.progress import Lines, Progress
 from sab.lab.training.run import Provenance
 from sab.lab.training.updates import Updates
-from tests.lab.training.runs import contents, lines
+from tests.lab.training.runs import contents, lines, steps
 from tests.lab.training.test_graph import Recorder, pretend
 
 Train = Callable[..., Result]
@@ -73,10 +73,6 @@ class PressCtrlC(Progress):
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(signal.SIGINT)
-
-
-def steps(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoint").glob("step-*"))
 
 
 def tensors(out: Path, step: int) -> dict[str, bytes]:
@@ -253,15 +249,6 @@ def test_a_checkpoint_that_trouble_follows_from_at_once_is_not_gone_back_to(
     assert result.message == "finished all 16 iterations (1 rollback)."
     (warning,) = caplog.messages
     assert "the loss of iteration 9 is nan; the run goes back to iteration 4" in warning
-
-
-def test_trouble_from_every_checkpoint_has_an_end(
-    tmp_path: Path, run_training: Train, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer, "MOST_ROLLBACKS", 3)
-    spoil({8})
-    result = run_training(tmp_path / "run", on_nan="rollback", iterations=16)
-    assert result.message.startswith("the loss of iteration 9 is nan, after 3 rollbacks; ")
 
 
 def test_checkpoints_that_a_clock_asks_for_change_nothing(tmp_path: Path, run_training: Train, spoil: Spoil) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sab.lab.tasks import Adding, Copying
-from sab.lab.training.progress import Lines, Live, progress_for, show_headline, show_seconds
+from sab.lab.tasks import Adding
+from sab.lab.training.progress import Lines, Live, progress_for, show_seconds
 
 
 def test_plain_lines_without_a_terminal(tmp_path: Path, run_training: Any) -> None:
@@ -47,12 +47,6 @@ def test_the_best_so_far_is_shown_beside_a_worse_one() -> None:
     found = [text.split("  ")[2] for text in written.getvalue().splitlines() if "loss" in text]
     assert found[:3] == ["mean squared error 0.2", "mean squared error 0.2", "mean squared error 0.2 (best 0.1)"]
     assert live._bars.tasks[0].fields["headline"] == f"{Adding.headline.short} 0.2 (best 0.1)"
-
-
-def test_headlines() -> None:
-    assert show_headline(Copying.headline, {"accuracy_last10": 0.125}) == "accuracy on the last 10 12.5%"
-    assert show_headline(Adding.headline, {"mse": 0.00012345}) == "mean squared error 0.000123"
-    assert show_headline(Adding.headline, {"mse": None}) == "mean squared error not finite"
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,6 @@ from sab.lab.training import run as run_module
 Train = Callable[..., Result]
 
 
-@pytest.mark.parametrize("task", [Copying(length=7, encoding="scalar"), Adding(length=9)])
-def test_config_survives_json(task: Any) -> None:
-    config = RunConfig(task, ModelConfig(memory=SABConfig(k_trunc=None, scorer="dot")), TrainConfig(clip=None, lr=3e-4))
-    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-
-
 RECORDED = json.loads(
     """
     {"task": {"name": "copying", "length": 100, "encoding": "onehot", "train_lengths": "grid"},

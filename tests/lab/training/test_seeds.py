@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rich.console import Console
 from sab.lab.tasks import Copying
 from sab.lab.training import Run, RunConfig, train, train_seeds
 from sab.lab.training.progress import Progress, progress_for_each
-from tests.lab.training.runs import PressCtrlC, contents
+from tests.lab.training.runs import PressCtrlC, contents, spoil_loss
 
 
 def train_alone(config: RunConfig, seed: int, out: Path) -> None:
@@ -54,15 +53,7 @@ def test_ctrl_c_stops_all_and_all_go_on(tmp_path: Path, config: RunConfig) -> No
 def test_one_that_ends_early_leaves_the_others_to_go_on(
     tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = Copying.loss
-    calls = 0
-
-    def spoilt(self: Copying, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return loss(self, outputs, targets) * (math.nan if calls == 3 else 1.0)
-
-    monkeypatch.setattr(Copying, "loss", spoilt)
+    spoil_loss(monkeypatch, 3)
     results = train_seeds(config.task, config.model, config.training, [0, 1], tmp_path / "many")
     assert [(result.status, result.iterations) for result in results.values()] == [("diverged", 1), ("finished", 8)]
 

@@ -18,6 +18,7 @@ from sab.lab.training import Result, RunConfig, trainer
 from sab.lab.training.interrupt import SIGNALS, Interrupt
 from sab.lab.training.progress import Progress
 from sab.lab.training.updates import HostUpdates
+from tests.lab.training.runs import steps
 
 Train = Callable[..., Result]
 Capture = pytest.CaptureFixture[str]
@@ -32,10 +33,6 @@ def _default_handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def steps(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoint").iterdir())
 
 
 def send_after(monkeypatch: pytest.MonkeyPatch, made: int, *numbers: int) -> None:
@@ -76,16 +73,6 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_resume(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert main(resume.split()[3:]) == 0
-
-
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_after_a_signal_ends_the_command_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, first: int
-) -> None:
-    send_after(monkeypatch, 3, first, signal.SIGINT)
-    assert main(["train", *OPTIONS, "--out", str(tmp_path / "run")]) == 130
-    assert capsys.readouterr().err == "sab: interrupted.\n"
-    assert steps(tmp_path / "run") == [0], "no time was taken for a checkpoint"
 
 
 def test_the_first_signal_counts_and_a_scheduler_may_repeat_itself(tmp_path: Path, run_training: Train) -> None:

@@ -48,19 +48,6 @@ def test_the_next_of_the_queue_takes_the_place_of_one_that_ended() -> None:
     assert [(stand.taken, stand.result) for stand in stands] == [(1, "finished"), (4, "finished"), (2, "finished")]
 
 
-def test_the_queue_is_asked_only_when_there_is_a_place() -> None:
-    opened: list[Stand] = []
-
-    def queue() -> Iterator[Stand]:
-        for turns_left in (3, 1):
-            opened.append(Stand(turns_left))
-            yield opened[-1]
-
-    for stand, _ in by_turns(cast("Iterator[Trainer]", queue()), 1, lambda: False):
-        assert len(opened) == 1 or cast(Any, stand) is opened[1]
-    assert [stand.result for stand in opened] == ["finished", "finished"]
-
-
 def test_the_queue_may_keep_one_back() -> None:
     first, large = Stand(2), Stand(1)
 
@@ -90,15 +77,3 @@ def test_one_that_fails_leaves_the_others_to_go_on() -> None:
     played = play([bad, good, last], 2)
     assert [(stand, str(error)) for stand, error in played if error is not None] == [(bad, "out of memory")]
     assert (bad.result, good.result, last.result) == (None, "finished", "finished")
-
-
-def test_all_end_once_it_is_over() -> None:
-    stands = [Stand(9, every=100), Stand(9)]
-    turns_seen = 0
-
-    def is_over() -> bool:
-        return turns_seen >= 3
-
-    for _ in by_turns(cast("Iterator[Trainer]", iter(stands)), 2, is_over):
-        turns_seen += 1
-    assert [(stand.taken, stand.result) for stand in stands] == [(0, "interrupted"), (3, "interrupted")]

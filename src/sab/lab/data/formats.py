@@ -40,12 +40,8 @@ CHUNK = 2**20
 _STREAM_ERRORS = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 _ARCHIVE_ERRORS = (
     *(OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError),
-    *(
-        ValueError,
-        IndexError,
-        OverflowError,
-        struct.error,
-    ),  # raised by the modules for numbers and names that make no sense
+    # The modules raise these for numbers and names that make no sense.
+    *(ValueError, IndexError, OverflowError, struct.error),
 )
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -104,10 +100,7 @@ def _archive_errors() -> Iterator[None]:
         yield
     except _ARCHIVE_ERRORS as error:
         raise Unreadable(f"it is not a whole archive: {error}") from error
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ) as error:  # zipfile raises these for an unknown method and for a password
+    except RuntimeError as error:  # zipfile raises it for a password, and a kind of it for an unknown method
         raise Unreadable(f"it cannot be unpacked here: {error}") from error
 
 

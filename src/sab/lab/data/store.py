@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -123,11 +123,8 @@ def get(
     target = folder_of(data_dir) / folder
     chosen = versions(folder)
     if source is None:
-        dataset, read = chosen[0], functools.partial(_download, on_progress=on_progress or _ignore)
-        for version in chosen:
-            if all(_is_intact(target, file) for file in version.files):
-                dataset = version
-                break
+        dataset = next((one for one in chosen if all(_is_intact(target, file) for file in one.files)), chosen[0])
+        read = functools.partial(_download, on_progress=on_progress or (lambda *_: None))
     else:
         origin = Path(source)
         dataset, read = _version_in(origin, chosen), functools.partial(_from_local, origin)
@@ -277,7 +274,3 @@ def _fetch(url: str, path: Path, file: DataFile, on_progress: OnProgress) -> Non
             on_progress(file, come, total)
     if total is not None and come != total:
         raise Unreadable(f"{come:,} of its {total:,} bytes came")
-
-
-def _ignore(*_: Any) -> None:
-    """Shows no progress."""

@@ -57,7 +57,11 @@ def evaluate_fully(
     memory: int | None = None,
 ) -> dict[str, float]:
     """The metrics of `evaluate`, over the whole split where it is finite; for a text also `carried_bits`."""
-    _check_is_text(task, streams=streams, memory=memory)
+    for option, value in (("streams", streams), ("memory", memory)):
+        if value is not None and not isinstance(task, CharacterTask):
+            raise UserValueError(
+                f"{option} must be None for task {task.name}, which is no text; got {value!r}.", option
+            )
     found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
     if isinstance(task, CharacterTask):
         characters = task.characters(split)
@@ -65,15 +69,6 @@ def evaluate_fully(
         bits = carried_bits(model, task, config, characters, count, memory)
         found["bits_per_character_carried"] = distributed.from_first(bits)
     return found
-
-
-def _check_is_text(task: Task, **options: int | None) -> None:
-    """Raises an error if options for texts are given for another task."""
-    for option, value in options.items():
-        if value is not None and not isinstance(task, CharacterTask):
-            raise UserValueError(
-                f"{option} must be None for task {task.name}, which is no text; got {value!r}.", option
-            )
 
 
 def carried_bits(

@@ -64,7 +64,8 @@ class Trainer:
         self._broadcast_state()
         self._random = torch.get_rng_state()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._made = self.state.step
+        self.made = self.state.step
+        """How many updates were made; on a GPU the newest may be in flight, and their losses unread."""
         self._saved_at = time.monotonic()
         self._updates: Updates | None = None
         self._events: SummaryWriter | None = None
@@ -129,15 +130,10 @@ class Trainer:
         where = f" on {self.device}, into {self.run.path}"
         self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
 
-    @property
-    def made(self) -> int:
-        """How many updates were made; on a GPU the newest may be in flight, and their losses unread."""
-        return self._made
-
     def is_ready(self) -> bool:
         """Whether an iteration can start without waiting for the device."""
         assert self._updates is not None
-        return self._updates.have_room(self._made)
+        return self._updates.have_room(self.made)
 
     def look(self, what: Callable[[SequenceModel], T]) -> T:
         """The result of a read-only function on the model after the updates made so far."""
@@ -223,19 +219,19 @@ class Trainer:
 
     def _iterate(self, updates: Updates) -> None:
         training = self.config.training
-        updates.make(self._made)
-        self._made += 1
-        is_evaluated = self._made % training.eval_every == 0
-        is_on_schedule = self._made % training.checkpoint_every == 0
-        is_saved = is_on_schedule or self._made == training.iterations or self._is_time()
-        is_moment = training.moments_every is not None and self._made % training.moments_every == 0
+        updates.make(self.made)
+        self.made += 1
+        is_evaluated = self.made % training.eval_every == 0
+        is_on_schedule = self.made % training.checkpoint_every == 0
+        is_saved = is_on_schedule or self.made == training.iterations or self._is_time()
+        is_moment = training.moments_every is not None and self.made % training.moments_every == 0
         if not (is_evaluated or is_saved or is_moment or updates.wants_reading()) or not self._read(updates):
             return
         if is_evaluated:
             self._evaluate()
         if is_moment and distributed.is_first():
             checkpoint.save_moment(self.run.moments, self.config, self.model, self.state)
-        if is_on_schedule and self._made >= self.state.trouble_at:
+        if is_on_schedule and self.made >= self.state.trouble_at:
             self.state.rollbacks_here = 0
         if is_saved:
             self._save()
@@ -283,18 +279,18 @@ class Trainer:
         self.state.rollbacks_here = before.rollbacks_here + 1
         self.state.trouble_at = before.step + 1
         self.state.lr_factor = before.lr_factor / 2
-        self._made = self.state.step
+        self.made = self.state.step
         if distributed.is_first():
-            checkpoint.remove_old(self.run.checkpoints, self.config, self._made)
-            self.run.rewind(self._made, self.config)
+            checkpoint.remove_old(self.run.checkpoints, self.config, self.made)
+            self.run.rewind(self.made, self.config)
             checkpoint.remove_old_best(self.run, self.state.best_at)
-            checkpoint.remove_later_moments(self.run.moments, self._made)
+            checkpoint.remove_later_moments(self.run.moments, self.made)
         self._updates = self._build_updates()
         if self._events is not None:
             self._events.close()
             self._events = self._build_events()
         factor = f"1/{round(1 / self.state.lr_factor)} of the learning rate"
-        logger.warning(f"{trouble}; the run goes back to iteration {self._made}, and on with {factor}.")
+        logger.warning(f"{trouble}; the run goes back to iteration {self.made}, and on with {factor}.")
 
     def _load_on_schedule(self) -> None:
         """Loads the last checkpoint on schedule before this step; from this step the same trouble would follow."""
@@ -307,11 +303,11 @@ class Trainer:
         here repeats it.
         """
         training = self.config.training
-        return self._made == training.iterations and self._made % training.eval_every != 0
+        return self.made == training.iterations and self.made % training.eval_every != 0
 
     def _find_ending(self, interrupted: bool) -> Ending | None:
         """Why no further iteration follows; None if one does."""
-        headline, training, step = self.config.task.headline, self.config.training, self._made
+        headline, training, step = self.config.task.headline, self.config.training, self.made
         if training.stop_at is not None and self.state.solved_at is not None:
             reached = f"{headline.label} {headline.show(training.stop_at)}"
             return Ending("solved", f"reached {reached} after {step} iterations{self._describe_trouble()}.")

@@ -110,9 +110,7 @@ class _Made(NamedTuple):
 class HostUpdates(Updates):
     """Updates on the CPU."""
 
-    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
-        super().__init__(config, model, optimizer, state)
-        self._unread: _Made | None = None
+    _unread: _Made | None = None
 
     def make(self, step: int) -> None:
         training = self._config.training
