@@ -128,8 +128,12 @@ def _weigh(scores: list[Tensor], weighting: str) -> list[Tensor]:
 
 
 def _incorporate(h: Tensor, summary: Tensor, p: Parameters, incorporate: str) -> Tensor:
-    if incorporate == "concat":
-        return p["incorporate_weight"] @ torch.cat([h, summary]) + p["incorporate_bias"]
+    if incorporate in ("concat", "gate"):
+        mapped = p["incorporate_weight"] @ torch.cat([h, summary]) + p["incorporate_bias"]
+        if incorporate == "concat":
+            return mapped
+        share = 1 / (1 + torch.exp(-mapped))
+        return (1 - share) * h + share * summary
     return h + (torch.tanh(summary) if incorporate == "add_bounded" else summary)
 
 

@@ -149,5 +149,5 @@ def test_auto_passes_over_what_lacks_a_users_part(users: tuple[str, str]) -> Non
 
 
 def test_a_part_of_no_registry_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="incorporate must be one of add, concat, add_bounded; got 'average'"):
+    with pytest.raises(ValueError, match="incorporate must be one of add, concat, add_bounded, gate; got 'average'"):
         sab.SABConfig(incorporate="average")

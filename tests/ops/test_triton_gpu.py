@@ -26,6 +26,9 @@ CASES = [
     ("lstm", "affine", "softmax", "concat", 264),
     ("gru", "dot", "relu_norm", "add_bounded", 512),
     ("rnn_tanh", "mlp", "softmax", "concat", 300),
+    # gated
+    ("gru", "mlp", "softmax", "gate", 128),
+    ("lstm", "dot", "softmax_sink", "gate", 300),
 ]
 PRECISIONS = {"ieee": 1e-3, "tf32": 0.03, "bfloat16": 0.15}
 """How far a tensor may be from the reference's, as a fraction of its largest number."""

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from sab.ops.triton import engine, large
 from sab.parts import pointwise
-from sab.parts.registry import CELLS
+from sab.parts.registry import CELLS, INCORPORATIONS
 
 tanh = pointwise.compiled(pointwise.tanh)
 
@@ -45,7 +45,7 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
     """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
     config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size
     first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, CELLS[plan.cell].gates * plan.n
-    is_mlp, is_concat = config.scorer == "mlp", config.k_top > 0 and config.incorporate == "concat"
+    is_mlp, is_mapped = config.scorer == "mlp", config.k_top > 0 and INCORPORATIONS[config.incorporate].has_weights
     nan = float("nan")
 
     def new(*shape: int) -> Tensor:
@@ -63,8 +63,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         new(*side) / n**0.5 if has_memory else None,
         (new(2) if plan.is_affine else new(d)) if has_memory and config.scorer != "dot" else None,
         new(d) if has_memory and is_mlp else None,
-        new(n, 2 * n) / n**0.5 if is_concat else None,
-        new(n) if is_concat else None,
+        new(n, 2 * n) / n**0.5 if is_mapped else None,
+        new(n) if is_mapped else None,
     )
     alive = torch.ones(steps, batch, 1) if lengths is None else (torch.arange(steps)[:, None] < lengths).unsqueeze(-1)
     store, cells, keys = (
@@ -85,6 +85,7 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "selected": torch.full((steps, batch, config.k_top), -1, dtype=torch.int32),
         "norms": filled(nan, steps, batch),
         "summary": filled(0, steps, batch, n),
+        "mapped": filled(nan, steps, batch, n) if config.incorporate == "gate" else None,
         "lengths": lengths,
     }
     dstore, dkeys = filled(0, *store.shape), filled(0, *keys.shape)
@@ -102,7 +103,7 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "dkeys": dkeys,
         "dsummary": new(steps, batch, n) * alive,
         "dweights": new(steps, batch, config.k_top) * alive,
-        "dincorporated": filled(0, steps, batch, n) if is_concat else None,
+        "dincorporated": filled(0, steps, batch, n) if is_mapped else None,
         "dv": filled(0, batch, d) if has_memory and is_mlp else None,
     }
     return weights, Buffers(**buffers), Work(**work)
@@ -140,7 +141,7 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         if tensor is None or name in unread:
             continue
         own = {**own_buffers._asdict(), **own_work._asdict()}[name]
-        if name in ("query", "norms"):  # what a step without a read leaves there nobody looks at
+        if name in ("query", "norms", "mapped"):  # what a step without a read leaves there nobody looks at
             reads = torch.tensor([plan.slots_at(t) > 0 for t in range(plan.steps)])
             reads = reads[:, None] & (
                 torch.ones(1, plan.batch, dtype=torch.bool)
@@ -165,6 +166,8 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         ("rnn_relu", "dot", "relu_norm", "add", 16, 16, 2, 3, 1, 2, 2, 2, True),
         ("rnn_relu", "affine_tanh", "relu", "add_bounded", 33, 1, 1, 2, 1, None, 1, 0, False),
         ("lstm", "mlp", "softmax", "add", 21, 5, 2, 0, 1, 2, 0, 4, True),
+        ("lstm", "mlp", "softmax", "gate", 18, 9, 2, 3, 1, 3, 2, 1, True),
+        ("gru", "affine", "relu_norm", "gate", 33, 1, 3, 2, 2, None, 0, 0, True),
     ],
 )  # fmt: skip
 def test_all_that_the_loops_fill(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.ops.buffers import Buffers, Outside, Weights
-from sab.parts.registry import CELLS, SCORERS, WEIGHTINGS
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 
 SymbolicInt = Annotated[int, "symbolic"]
 """A number that the compiler may leave open."""
@@ -166,7 +166,13 @@ class Results(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _names(
-    has_memory: bool, has_c: bool, splits_gates: bool, query_cancels: bool, saves_norm: bool, saves: bool
+    has_memory: bool,
+    has_c: bool,
+    splits_gates: bool,
+    query_cancels: bool,
+    saves_norm: bool,
+    saves_map: bool,
+    saves: bool,
 ) -> tuple[str, ...]:
     visible = {"hidden": True, "store": True, "c": has_c}
     visible |= dict.fromkeys(("keys", "weights", "selected", "summary"), has_memory)
@@ -176,6 +182,7 @@ def _names(
         "h_hat": True,
         "query": has_memory and not query_cancels,
         "norms": has_memory and saves_norm,
+        "mapped": has_memory and saves_map,
         "packed": True,
     }
     return tuple(name for name, is_there in (visible | (saved if saves else {})).items() if is_there)
@@ -189,7 +196,8 @@ def result_names(options: Options, saves: bool = True) -> tuple[str, ...]:
     cell = CELLS[options.cell]
     query_cancels = SCORERS[options.scorer].query_cancels
     saves_norm = WEIGHTINGS[options.weighting].saves_norm
-    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, query_cancels, saves_norm, saves)
+    saves_map = INCORPORATIONS[options.incorporate].saves_map
+    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, query_cancels, saves_norm, saves_map, saves)
 
 
 def pack_results(hidden: Tensor, buffers: Buffers, options: Options, saves: bool) -> list[Tensor]:

@@ -17,6 +17,7 @@ state type. The last two columns are the contents before and after the forward l
 | selected | k_top > 0 | [T, B, k_top], int32 | | slots, otherwise -1 |
 | norms | `Weighting.saves_norm` | [T, B] | | the divisor of the weights |
 | summary | k_top > 0 | [T, B, n] | | what was read, otherwise 0 |
+| mapped | `Incorporation.saves_map` | [T, B, n] | | the map of the incorporation |
 | lengths | rows differ in length | [B], int64 | number of steps of each row | |
 | packed | the backend packs | its own | the weights | |
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from sab.ops.plan import Plan
 from sab.ops.precision import as_type, contiguous, state_type
-from sab.parts.registry import CELLS, WEIGHTINGS
+from sab.parts.registry import CELLS, INCORPORATIONS, WEIGHTINGS
 
 
 class Weights(NamedTuple):
@@ -64,6 +65,7 @@ class Buffers(NamedTuple):
     selected: Tensor | None
     norms: Tensor | None
     summary: Tensor | None
+    mapped: Tensor | None
     lengths: Tensor | None = None
     packed: Tensor | None = None
 
@@ -123,7 +125,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
     if k_top == 0:
-        return Buffers(store, c, gates, hidden_new, h_hat, None, None, None, None, None, None, lengths, packed)
+        return Buffers(store, c, gates, hidden_new, h_hat, None, None, None, None, None, None, None, lengths, packed)
     return Buffers(
         store=store,
         c=c,
@@ -136,6 +138,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         selected=new((steps, batch, k_top), dtype=torch.int32),
         norms=new((steps, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
         summary=new((steps, batch, n), dtype=kept),
+        mapped=new((steps, batch, n), dtype=kept) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
         lengths=lengths,
         packed=packed,
     )

@@ -13,18 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sab.parts.pointwise import pointwise, tanh
+from sab.parts.pointwise import pointwise, sigmoid, tanh
 
 
 class IncorporationFunctions(NamedTuple):
-    """An incorporation in Triton. What it does not have (`mapped` without weights) or did not ask for (`reads_summary`)
-    comes as any tensor and is not looked at."""
+    """An incorporation in Triton. What it does not have (`mapped` without weights) or does not ask for comes as any
+    tensor and is not looked at."""
 
     forward: Callable[..., Any]
     """(provisional hidden state, summary, mapped, MATH) -> hidden state."""
     backward: Callable[..., Any]
-    """(gradient of the hidden state, summary, MATH) -> (those of the provisional hidden state and of the summary, both
-    besides the map, and that of the map)."""
+    """(gradient of the hidden state; provisional hidden state, summary, mapped; MATH) -> (gradients of the provisional
+    hidden state and of the summary, both besides the map, and of the map)."""
+    reads_state: bool = False
+    """Whether the backward looks at the provisional hidden state."""
     reads_summary: bool = False
     """Whether the backward looks at the summary."""
 
@@ -36,6 +38,8 @@ class Incorporation(NamedTuple):
     """(provisional hidden state, summary, weight, bias) -> hidden state."""
     start: Callable[[Tensor, Tensor], None] | None = None
     """Fills its weight [n, 2n] and its bias [n] as they start; None: it has no weights."""
+    saves_map: bool = False
+    """Whether the backward needs the map W [ĥ; s] + b."""
     triton: IncorporationFunctions | None = None
     """None: the Triton backend refuses the incorporation."""
     cpp: str | None = None
@@ -57,7 +61,7 @@ def add_forward(h_hat, summary, mapped, MATH):
 
 
 @pointwise
-def add_backward(dh, summary, MATH):
+def add_backward(dh, h_hat, summary, mapped, MATH):
     return dh, dh, dh
 
 
@@ -71,7 +75,7 @@ def add_bounded_forward(h_hat, summary, mapped, MATH):
 
 
 @pointwise
-def add_bounded_backward(dh, summary, MATH):
+def add_bounded_backward(dh, h_hat, summary, mapped, MATH):
     bounded = tanh(summary, MATH)
     return dh, dh * (1 - bounded * bounded), dh
 
@@ -94,8 +98,31 @@ def concat_forward(h_hat, summary, mapped, MATH):
 
 
 @pointwise
-def concat_backward(dh, summary, MATH):
+def concat_backward(dh, h_hat, summary, mapped, MATH):
     return 0.0 * dh, 0.0 * dh, dh
+
+
+def gate(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    share = torch.sigmoid(concat(h, summary, weight, bias))
+    return h + share * (summary - h)
+
+
+def gate_start(weight: Tensor, bias: Tensor) -> None:
+    """As `torch.nn.Linear` for the weight; half of the summary and half of the hidden state at first."""
+    bound = len(weight) ** -0.5
+    weight.uniform_(-bound, bound)
+    bias.zero_()
+
+
+@pointwise
+def gate_forward(h_hat, summary, mapped, MATH):
+    return h_hat + sigmoid(mapped, MATH) * (summary - h_hat)
+
+
+@pointwise
+def gate_backward(dh, h_hat, summary, mapped, MATH):
+    share = sigmoid(mapped, MATH)
+    return dh * (1 - share), dh * share, dh * (summary - h_hat) * share * (1 - share)
 
 
 ADD = Incorporation(add, triton=IncorporationFunctions(add_forward, add_backward), cpp="add")
@@ -106,4 +133,11 @@ ADD_BOUNDED = Incorporation(
     add_bounded,
     triton=IncorporationFunctions(add_bounded_forward, add_bounded_backward, reads_summary=True),
     cpp="add_bounded",
+)
+GATE = Incorporation(
+    gate,
+    gate_start,
+    saves_map=True,
+    triton=IncorporationFunctions(gate_forward, gate_backward, reads_state=True, reads_summary=True),
+    cpp="gate",
 )

@@ -33,6 +33,7 @@ INCORPORATIONS: dict[str, incorporations.Incorporation] = {
     "add": incorporations.ADD,
     "concat": incorporations.CONCAT,
     "add_bounded": incorporations.ADD_BOUNDED,
+    "gate": incorporations.GATE,
 }
 PARTS: dict[str, dict[str, Any]] = {
     "cell": CELLS,

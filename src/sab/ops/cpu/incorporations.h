@@ -3,6 +3,7 @@
 // An incorporation works on all rows of a thread at once and provides
 //   name         as in the Python registry
 //   has_weights  whether it has a weight [n, 2n] and a bias [n]; then it may call `linear` and `linear_backward`
+//                (saves_map in Python: whether `mapped` is there to keep what `linear` made)
 //   forward      (s, linear) fills h_new; linear(out) makes out = weight [h_hat, summary] + bias
 //   backward     (s, linear_backward) fills the outputs of IncorporationBackward; linear_backward() adds to dh_hat and
 //                dsummary what flows there from dlinear, which must be filled before
@@ -15,12 +16,13 @@
 template <typename T> struct IncorporationForward {
     int64_t size;  // entries of each vector: rows times n
     const T *h_hat, *summary;
-    T *h_new;  // out
+    T *h_new;   // out
+    T *mapped;  // out, where saves_map: what `linear` made
 };
 
 template <typename T> struct IncorporationBackward {
     int64_t size;
-    const T *h_hat, *summary, *dh;
+    const T *h_hat, *summary, *mapped, *dh;
     T *dh_hat;    // out
     T *dsummary;  // the gradient from elsewhere, to add to
     T *dlinear;   // out, where has_weights: the gradient of what `linear` made; the weights' gradients come from it
@@ -77,4 +79,29 @@ struct AddBounded {
     }
 };
 
-using Incorporations = Parts<Add, Concat, AddBounded>;
+struct Gate {
+    static constexpr const char *name = "gate";
+    static constexpr bool has_weights = true;
+
+    template <typename T, typename Linear>
+    static void forward(const IncorporationForward<T> s, const Linear &linear) {
+        linear(s.mapped);
+#pragma omp simd
+        for (int64_t j = 0; j < s.size; j++)
+            s.h_new[j] = s.h_hat[j] + sigmoid(s.mapped[j]) * (s.summary[j] - s.h_hat[j]);
+    }
+
+    template <typename T, typename Linear>
+    static void backward(const IncorporationBackward<T> s, const Linear &linear_backward) {
+#pragma omp simd
+        for (int64_t j = 0; j < s.size; j++) {
+            T share = sigmoid(s.mapped[j]);
+            s.dlinear[j] = s.dh[j] * (s.summary[j] - s.h_hat[j]) * share * (1 - share);
+            s.dh_hat[j] = s.dh[j] * (1 - share);
+            s.dsummary[j] += s.dh[j] * share;
+        }
+        linear_backward();
+    }
+};
+
+using Incorporations = Parts<Add, Concat, AddBounded, Gate>;

@@ -37,7 +37,7 @@ struct Arguments {
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
     // Forward: gates come in as the input's part and go out as activations.
-    void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary;
+    void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary, *mapped;
     int32_t *selected;
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
@@ -312,7 +312,7 @@ template <typename T> class Pass {
             product(n, 2 * n, at(a.joined, 0, 0, 2 * n), 2 * n, a.w_incorporate, out - first * n, n, false);
             for (int64_t row = 0; row < rows; row++) add_scaled(out + row * n, T(1), weight(a.b_incorporate), n);
         };
-        IncorporationForward<T> s{rows * n, h_hat, summary, hidden(a.store, t, first)};
+        IncorporationForward<T> s{rows * n, h_hat, summary, hidden(a.store, t, first), at(a.mapped, t, first, n)};
         visit(Incorporations{}, a.incorporation, [&](auto incorporation) { incorporation.forward(s, linear); });
     }
 
@@ -327,8 +327,8 @@ template <typename T> class Pass {
                 add_scaled(dsummary + row * n, T(1), djoined + n, n);
             }
         };
-        IncorporationBackward<T> s{rows * n, at(a.h_hat, t, first, n), at(a.summary, t, first, n), dh, dh_hat, dsummary,
-                                   at(a.dincorporated, t, first, n)};
+        IncorporationBackward<T> s{rows * n, at(a.h_hat, t, first, n), at(a.summary, t, first, n),
+                                   at(a.mapped, t, first, n), dh, dh_hat, dsummary, at(a.dincorporated, t, first, n)};
         visit(Incorporations{}, a.incorporation,
               [&](auto incorporation) { incorporation.backward(s, linear_backward); });
     }

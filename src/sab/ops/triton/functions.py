@@ -84,6 +84,7 @@ def backward_constants(parts: Parts) -> dict[str, Any]:
         "SCORE": _compiled(vectors, "backward"),
         "WEIGH": _compiled(weighting and weighting.triton, "backward"),
         "INCORPORATE": _compiled(functions, "backward"),
+        "READS_STATE": functions is not None and functions.reads_state,
         "READS_SUMMARY": functions is not None and functions.reads_summary,
     }
 
@@ -97,6 +98,7 @@ def _facts(parts: Parts) -> dict[str, Any]:
         "NUMBERS": scorer is not None and scorer.query_cancels,
         "SAVES_NORM": weighting is not None and weighting.saves_norm,
         "MAPPED": incorporation is not None and incorporation.has_weights,
+        "SAVES_MAP": incorporation is not None and incorporation.saves_map,
     }
 
 

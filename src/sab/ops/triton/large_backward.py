@@ -196,10 +196,11 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                          real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, GATES: tl.constexpr,
                          HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr,
                          QUERY: tl.constexpr, SCORE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-                         INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, READS_SUMMARY: tl.constexpr,
-                         N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
-                         SCALE: tl.constexpr, MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
-                         KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+                         INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, READS_STATE: tl.constexpr,
+                         READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
+                         PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr, PIECE: tl.constexpr,
+                         SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
+                         PIECES: tl.constexpr):  # fmt: skip
     """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
     and of its query in one tile.
 
@@ -237,10 +238,13 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 dh = _arriving(t, row, unit, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
                                carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS,
                                SLOPE, N, PIECES)  # fmt: skip
+                provisional = dh
                 s = dh
+                if READS_STATE:
+                    provisional = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
                 if READS_SUMMARY:
                     s = tl.load(summary + at_row * N + unit, mask=inside, other=0.0)
-                dhat, ds, _ = INCORPORATE(dh, s, MATH)
+                dhat, ds, _ = INCORPORATE(dh, provisional, s, dh, MATH)
                 tl.store(dh_hat + row * N + unit, dhat, mask=mine)
                 if dsummary is not None:
                     ds += tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
@@ -317,10 +321,11 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
 
 @triton.jit
 def _map_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, slots, first_slots, store, dstore,
-                        partial, carry, dkeys, lengths, w_memory, summary, dincorporated, dh_left, dh_hat, ds_joined,
-                        real: tl.constexpr, MATH: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
-                        SLOPE: tl.constexpr, INCORPORATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr,
-                        PIECES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
+                        partial, carry, dkeys, lengths, w_memory, h_hat, summary, mapped, dincorporated, dh_left,
+                        dh_hat, ds_joined, real: tl.constexpr, MATH: tl.constexpr, SPLITS: tl.constexpr,
+                        NUMBERS: tl.constexpr, SLOPE: tl.constexpr, INCORPORATE: tl.constexpr,
+                        SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
+                        N: tl.constexpr, PIECES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
                         COLUMNS: tl.constexpr):  # fmt: skip
     """The gradient of the map, as the left factor of `_map_backward_phase`, and of ĥ_t and the summary besides it."""
     row_tiles = tl.cdiv(batch, ROWS)
@@ -332,13 +337,20 @@ def _map_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, s
         dh = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
                        carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS, SLOPE, N,
                        PIECES)  # fmt: skip
+        at_step = wide(t * batch) * N + at
+        provisional = dh
         s = dh
+        linear = dh
+        if READS_STATE:
+            provisional = tl.load(h_hat + at_step, mask=inside, other=0.0)
         if READS_SUMMARY:
-            s = tl.load(summary + wide(t * batch) * N + at, mask=inside, other=0.0)
-        dhat, ds, dmapped = INCORPORATE(dh, s, MATH)
+            s = tl.load(summary + at_step, mask=inside, other=0.0)
+        if SAVES_MAP:
+            linear = tl.load(mapped + at_step, mask=inside, other=0.0)
+        dhat, ds, dmapped = INCORPORATE(dh, provisional, s, linear, MATH)
         tl.store(dh_hat + at, dhat, mask=inside)
         tl.store(ds_joined + at, ds, mask=inside)
-        tl.store(dincorporated + wide(t * batch) * N + at, dmapped, mask=inside)
+        tl.store(dincorporated + at_step, dmapped, mask=inside)
         if MIXED:
             store_factor(dh_left + at, dmapped, inside)
 
@@ -367,18 +379,19 @@ def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_ha
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
-def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
-                    w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates,
-                    dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined,
+def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
+                    lengths, w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells,
+                    dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined,
                     dquery_left, dkeys_left, dhidden_left, partial, carry, counter, steps, batch, seen, first_slots,
                     slots, k_att, k_trunc, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
                     SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr, QUERY: tl.constexpr,
                     SCORE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr,
-                    MAPPED: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                    K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
-                    MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PIECES: tl.constexpr,
-                    QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
-                    KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                    MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr,
+                    READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
+                    PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr,
+                    ROWS: tl.constexpr, UNITS: tl.constexpr, PIECES: tl.constexpr, QUERY_ROWS: tl.constexpr,
+                    COLUMNS: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr,
+                    KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                     PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -417,22 +430,23 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                     left = dincorporated + wide(t * batch) * N
                     if MIXED:
                         left = dh_left
-                    _map_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots, store,
-                                        dstore, partial, old_carry, dkeys, lengths, w_memory, summary, dincorporated,
-                                        dh_left, dh_hat, ds_joined, real, MATH, SPLITS, NUMBERS, SLOPE, INCORPORATE,
-                                        READS_SUMMARY, N, PIECES, MIXED, QUERY_ROWS, COLUMNS)  # fmt: skip
+                    _map_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots,
+                                        store, dstore, partial, old_carry, dkeys, lengths, w_memory, h_hat, summary,
+                                        mapped, dincorporated, dh_left, dh_hat, ds_joined, real, MATH, SPLITS,
+                                        NUMBERS, SLOPE, INCORPORATE, SAVES_MAP, READS_STATE, READS_SUMMARY, N, PIECES,
+                                        MIXED, QUERY_ROWS, COLUMNS)  # fmt: skip
                     goal = meet(counter, goal, programs)
                     _map_backward_phase(t, batch, pid, programs, left, w_incorporate_t, dh_hat, dsummary, ds_joined,
                                         real, N, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
                                      k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
-                                     norms, summary, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
-                                     dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined,
-                                     dquery_left, partial, old_carry, new_carry, real, MATH, CELL, GATES, HAS_C, SPLITS,
-                                     NUMBERS, SLOPE, QUERY, SCORE, WEIGH, SAVES_NORM, INCORPORATE, MAPPED,
-                                     READS_SUMMARY, N, D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE,
-                                     KEY_SLICE, PIECES)  # fmt: skip
+                                     norms, summary, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates,
+                                     dhidden, dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined,
+                                     dquery_left, partial, old_carry, new_carry, real, MATH, CELL, GATES, HAS_C,
+                                     SPLITS, NUMBERS, SLOPE, QUERY, SCORE, WEIGH, SAVES_NORM, INCORPORATE, MAPPED,
+                                     READS_STATE, READS_SUMMARY, N, D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE,
+                                     KEY_PIECE, KEY_SLICE, PIECES)  # fmt: skip
                 goal = meet(counter, goal, programs)
         if MIXED or K_TOP == 0 or NUMBERS:
             dq_left = dquery_left

@@ -231,10 +231,11 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
 
 
 @triton.jit
-def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, h_out, h_next, lengths,
+def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, saved, h_out, h_next, lengths,
                w_incorporate, b_incorporate, real: tl.constexpr, MATH: tl.constexpr, INCORPORATE: tl.constexpr,
-               N: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-               STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+               SAVES_MAP: tl.constexpr, N: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+               PRECISION: tl.constexpr):  # fmt: skip
     """The map W [ĥ; s] + b, and h_t of it."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
@@ -255,6 +256,8 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
         at_step = wide(t * batch) * N + at
         provisional = tl.load(h_hat + at_step, mask=inside, other=0.0)
         s = tl.load(summary + at_step, mask=inside, other=0.0)
+        if SAVES_MAP:
+            tl.store(saved + at_step, mapped, mask=inside)
         new = tl.where(alive, INCORPORATE(provisional, s, mapped, MATH), 0.0)
         tl.store(h_out + at, new, mask=inside)
         if MIXED:
@@ -262,17 +265,18 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
-def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths, w_hh,
-                   b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate, h_left, h_hat_left,
-                   summary_left, partial, best_key, best_slot, counter, steps, batch, seen, first_slots, slots, k_att,
-                   bias_size, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
-                   NUMBERS: tl.constexpr, MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
-                   WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr,
-                   MAPPED: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
-                   SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
-                   UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
-                   SLICE: tl.constexpr, PIECE: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
-                   STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
+                   lengths, w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate, h_left,
+                   h_hat_left, summary_left, partial, best_key, best_slot, counter, steps, batch, seen, first_slots,
+                   slots, k_att, bias_size, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
+                   SPLITS: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr, QUERY: tl.constexpr,
+                   TERMS: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
+                   INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, N: tl.constexpr,
+                   D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
+                   MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+                   QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr,
+                   PIECE: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
@@ -325,9 +329,9 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                         s_left = summary_left
                     else:
                         s_left = summary + wide(t * batch) * N
-                    _map_phase(t, batch, pid, programs, hat_left, s_left, h_hat, summary, h_new, next_left, lengths,
-                               w_incorporate, b_incorporate, real, MATH, INCORPORATE, N, MIXED, QUERY_ROWS, COLUMNS,
-                               BLOCK, STAGES, PRECISION)  # fmt: skip
+                    _map_phase(t, batch, pid, programs, hat_left, s_left, h_hat, summary, mapped, h_new, next_left,
+                               lengths, w_incorporate, b_incorporate, real, MATH, INCORPORATE, SAVES_MAP, N, MIXED,
+                               QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
     if K_TOP > 0:
         if keeps(seen + steps - 1, k_att):

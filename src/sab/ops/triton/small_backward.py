@@ -33,14 +33,15 @@ def selection(selected, at, count, eight, GROUPS: tl.constexpr, MATH: tl.constex
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
 def backward_kernel(
     w_held, w_all, w_memory, w_query, v, lengths,
-    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
+    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
     dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
     steps, batch, first_slots, slots, seen, k_att, k_trunc,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
     NUMBERS: tl.constexpr, SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, READS_SUMMARY: tl.constexpr,
+    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
+    READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
     P: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_V: tl.constexpr,
     HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr, HELD: tl.constexpr,
@@ -172,10 +173,16 @@ def backward_kernel(
         dh_hat = dh
         if K > 0:
             if used > 0:
+                provisional = zero
                 s = zero
+                linear = zero
+                if READS_STATE:
+                    provisional = tl.load(h_hat + row_t + unit, mask=here, other=0)
                 if READS_SUMMARY:
                     s = tl.load(summary + row_t + unit, mask=here, other=0)
-                dh_hat, ds, dmapped = INCORPORATE(dh, s, MATH)
+                if SAVES_MAP:
+                    linear = tl.load(mapped + row_t + unit, mask=here, other=0)
+                dh_hat, ds, dmapped = INCORPORATE(dh, provisional, s, linear, MATH)
                 if MAPPED:
                     put(dincorporated + row_t + unit, dmapped, here, MATH)
                     if RESIDENT:

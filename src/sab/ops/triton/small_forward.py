@@ -44,13 +44,13 @@ def hidden_products(w, w_all, h, h_at, unit, n: tl.constexpr, GATES: tl.constexp
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "bias_size"])
 def forward_kernel(
     w_held, w_all, b_hh, w_memory, w_query, scorer_bias, v, b_incorporate, lengths,
-    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary,
+    store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
     steps, batch, first_slots, slots, seen, k_att, bias_size,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
     NUMBERS: tl.constexpr, MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
-    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
+    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
     P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr, BY_PRODUCTS: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCORER_BIAS: tl.constexpr, HAS_V: tl.constexpr,
@@ -109,7 +109,7 @@ def forward_kernel(
     gates_t = gates + row * GATES * n
     store_t = store + (first_slots * batch + row) * n  # the hidden state that enters step t
     c_t = c + row * n
-    row_t = row * n  # in h_hat, summary, hidden_new
+    row_t = row * n  # in h_hat, summary, mapped, hidden_new
     query_t = query + row * d
     list_t = row * K
     norms_t = norms + row
@@ -203,7 +203,10 @@ def forward_kernel(
                     tl.debug_barrier()
                     both = streamed(w_all + W_INCORPORATE, n, 1, 2 * n, unit, n, h_hat + row_t, DTYPE)
                     both += streamed(w_all + W_INCORPORATE + n, n, 1, 2 * n, unit, n, summary + row_t, DTYPE)
-                h = INCORPORATE(h_new, s, both + c_bias, MATH)
+                both += c_bias
+                if SAVES_MAP:
+                    put(mapped + row_t + unit, both, here, MATH)
+                h = INCORPORATE(h_new, s, both, MATH)
             else:
                 h = INCORPORATE(h_new, s, h_new, MATH)
             h = tl.where(used > 0, h, h_new)
