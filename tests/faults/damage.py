@@ -1,11 +1,15 @@
-"""Hypothesis strategies for damaged and hostile inputs, made from good ones."""
+"""Hypothesis strategies for damaged and hostile inputs, made from good ones.
+
+A strategy draws one seed, and Python's random numbers do the rest: a draw for every choice would be much slower.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
-import struct
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,45 +25,42 @@ VALUES: tuple[Any, ...] = (
 NAMES = ("data_dir", "device", "", "a\nb", "\ud800", "__class__", "self")
 
 
-@st.composite
-def damaged(draw: Callable[..., Any], good: Sequence[bytes]) -> bytes:
-    """One of some good contents with up to four places replaced, removed, repeated, cut off or spliced."""
-    content = bytearray(draw(st.sampled_from(good)))
-    for _ in range(draw(st.sampled_from((1, 1, 1, 2, 4)))):
-        head = draw(st.sampled_from((64, len(content))))
-        start = draw(st.integers(0, min(head, len(content))))
-        end = start + draw(st.sampled_from((0, 1, 2, 4, 8, 16, 64, 512, len(content))))
-        number = draw(st.sampled_from(EDGES))
-        code, other = draw(st.sampled_from("BHIQ")), draw(st.sampled_from(good))
-        packed = struct.pack(draw(st.sampled_from("<>")) + code, number % 2 ** (8 * struct.calcsize("<" + code)))
-        flipped = bytes(one ^ 1 << draw(st.integers(0, 7)) for one in content[start : start + 1])
-        replacement = draw(
-            st.sampled_from((b"", str(number).encode(), bytes(content[start:end]) * 20, other[end:]))
-            | st.sampled_from((packed, flipped))
-            | st.binary(max_size=40)
+def _bytes(random: Random, good: Sequence[bytes]) -> bytes:
+    content = bytearray(random.choice(good))
+    for _ in range(random.choice((1, 1, 1, 2, 4))):
+        start = random.randrange(min(random.choice((64, len(content))), len(content)) + 1)
+        end = start + random.choice((0, 1, 2, 4, 8, 16, 64, 512, len(content)))
+        number, size = random.choice(EDGES), random.choice((1, 2, 4, 8))
+        replacement = random.choice(
+            (
+                b"",
+                str(number).encode(),
+                bytes(content[start:end]) * random.choice((1, 20)),
+                random.choice(good)[end:],
+                (number % 256**size).to_bytes(size, random.choice(("little", "big"))),
+                bytes(one ^ 1 << random.randrange(8) for one in content[start : start + 1]),
+                random.randbytes(random.randrange(40)),
+            )
         )
-        same_size = start + len(replacement)
-        content[start : draw(st.sampled_from((same_size, end, start)))] = replacement
+        content[start : random.choice((start + len(replacement), end, start))] = replacement
     return bytes(content)
 
 
-@st.composite
-def damaged_value(draw: Callable[..., Any], good: Any) -> Any:
-    """A good JSON value with up to four entries replaced, removed, renamed, repeated, scaled or nested."""
+def _value(random: Random, good: Any) -> Any:
     holder = [copy.deepcopy(good)]
-    for _ in range(draw(st.sampled_from((1, 1, 1, 2, 4)))):
-        where, key = draw(st.sampled_from(list(_entries(holder))))
-        how, value = draw(st.integers(0, 9)), where[key]
+    for _ in range(random.choice((1, 1, 1, 2, 4))):
+        where, key = random.choice(list(_entries(holder)))
+        how, value = random.randrange(10), where[key]
         if how < 6:
-            where[key] = copy.deepcopy(draw(st.sampled_from(VALUES) | st.integers() | st.floats() | st.text()))
+            where[key] = copy.deepcopy(random.choice(VALUES))
         elif how == 6 and isinstance(where, dict):
             del where[key]
         elif how == 7 and isinstance(where, dict):
-            where[draw(st.sampled_from((*where, *NAMES)))] = value
+            where[random.choice((*where, *NAMES))] = value
         elif how == 8 and isinstance(value, int | float):
-            where[key] = value * draw(st.sampled_from((-1, 2, 1000, 10**15)))
+            where[key] = value * random.choice((-1, 2, 1000, 10**15))
         else:
-            for _ in range(draw(st.sampled_from((1, 49, 52, 200, 800)))):
+            for _ in range(random.choice((1, 1, 49, 52, 200))):
                 where[key] = [where[key]]
     return holder[0]
 
@@ -72,28 +73,40 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from _entries(value[key])
 
 
-@st.composite
-def damaged_json(draw: Callable[..., Any], good: Any) -> bytes:
-    """The same as text, which is damaged now and then too."""
-    text = json.dumps(draw(damaged_value(good)), ensure_ascii=draw(st.booleans()))
-    content = text.encode("utf-8", "surrogatepass")
-    return draw(damaged([content])) if draw(st.integers(0, 4)) == 0 else content
+def _json(random: Random, good: Any) -> bytes:
+    if random.random() < 0.01:
+        return b"[" * 10**5
+    content = json.dumps(_value(random, good), ensure_ascii=random.random() < 0.9).encode("utf-8", "surrogatepass")
+    return _bytes(random, [content]) if random.random() < 0.2 else content
 
 
-@st.composite
-def damaged_lines(draw: Callable[..., Any], good: Sequence[Any]) -> bytes:
-    """Lines of JSON with a damaged one among them."""
-    place = draw(st.integers(0, len(good) - 1))
-    lines = [draw(damaged_json(one)) if at == place else json.dumps(one).encode() for at, one in enumerate(good)]
-    return b"".join(line + b"\n" for line in lines)
+def _lines(random: Random, good: Sequence[Any]) -> bytes:
+    place = random.randrange(len(good))
+    return b"".join(
+        (_json(random, one) if at == place else json.dumps(one).encode()) + b"\n" for at, one in enumerate(good)
+    )
 
 
-@st.composite
-def damaged_tensors(draw: Callable[..., Any], content: bytes) -> bytes:
-    """A damaged safetensors file; half of the time an entry of its head is wrong, and the head's length is right."""
-    if draw(st.booleans()):
-        return draw(damaged([content]))
+def _tensors(random: Random, content: bytes) -> bytes:
+    if random.random() < 0.5:
+        return _bytes(random, [content])
     size = int.from_bytes(content[:8], "little")
-    head = draw(damaged_json(json.loads(content[8 : 8 + size])))
+    head = _json(random, json.loads(content[8 : 8 + size]))
     head += b" " * (-len(head) % 8)
     return len(head).to_bytes(8, "little") + head + content[8 + size :]
+
+
+def _strategy(damage: Callable[[Random, Any], Any], good: Any) -> st.SearchStrategy[Any]:
+    return st.randoms(use_true_random=True).map(lambda random: damage(random, good))
+
+
+damaged = functools.partial(_strategy, _bytes)
+"""One of some good contents with up to four places replaced, removed, repeated, cut off or spliced."""
+damaged_value = functools.partial(_strategy, _value)
+"""A good JSON value with up to four entries replaced, removed, renamed, scaled or nested."""
+damaged_json = functools.partial(_strategy, _json)
+"""The same as text, which is damaged now and then too."""
+damaged_lines = functools.partial(_strategy, _lines)
+"""Lines of JSON with a damaged one among them."""
+damaged_tensors = functools.partial(_strategy, _tensors)
+"""A damaged safetensors file; half of the time an entry of its head is wrong, and the head's length is right."""

@@ -1,7 +1,7 @@
 """Damaged files of every kind that is read; `make fuzz` tries many more of them.
 
-A kind is made in its own folder: a strategy for contents, and a function that reads one and uses what it has read. It ends as
-if nothing was wrong, or in a `UserError` (`Unreadable` below the level of sentences). All else is a bug.
+A kind is made in its own folder: a strategy for contents, and a function that reads one and uses what it has read. It
+ends as if nothing was wrong, or in a `UserError` (`Unreadable` below the level of sentences). All else is a bug.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sab.config import SABConfig
@@ -399,19 +399,18 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files(kind: str, tmp_path: Path) -> None:
     contents, read = KINDS[kind](tmp_path)
-    counts = {"accepted": 0, "refused": 0}
+    sentences: list[str | None] = []
 
-    @settings(max_examples=4 * settings.default.max_examples)
+    @settings(max_examples=4 * settings().max_examples, phases=[Phase.generate])  # shrinking would take minutes
     @given(contents)
     def attempt(content: Any) -> None:
         try:
             with watching(tmp_path):
                 read(content)
-            counts["accepted"] += 1
+            sentences.append(None)
         except (UserError, Unreadable) as error:
-            assert str(error)
-            assert str(error).isprintable()
-            counts["refused"] += 1
+            sentences.append(str(error))
+        assert sentences[-1] is None or (sentences[-1] and sentences[-1].isprintable())
 
     attempt()
-    assert counts["refused"] > sum(counts.values()) / 3
+    assert 3 * sentences.count(None) < 2 * len(sentences)
