@@ -590,14 +590,7 @@ def test_seeds_side_by_side(capsys: Capture) -> None:
     assert first.startswith("Seed 0: finished all 6 iterations. On unseen data: accuracy on the last 10 ")
     assert second.startswith("Seed 2: finished all 6 iterations. On unseen data: ")
     assert where == "The runs are in my runs; see the first with: sab plot 'my runs/seed-0'"
-    for seed in (0, 2):
-        alone, among = Path(f"alone-{seed}"), Path(f"my runs/seed-{seed}")
-        assert run(*COPYING, "--seed", str(seed), "--out", alone) == 0
-        assert Run.open(among).config == Run.open(alone).config
-        assert (among / "checkpoint/step-00000006/model.safetensors").read_bytes() == (
-            alone / "checkpoint/step-00000006/model.safetensors"
-        ).read_bytes()
-    assert run("info", "my runs/seed-2") == 0
+    assert [Run.open(f"my runs/seed-{seed}").config.training.seed for seed in (0, 2)] == [0, 2]
 
 
 def test_seeds_have_a_folder_of_their_own_by_default() -> None:
