@@ -31,6 +31,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("search", settings.get_profile("ci"), derandomize=False, max_examples=500)
+settings.register_profile("fuzz", settings.get_profile("search"), max_examples=2500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -9,6 +9,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -72,6 +73,17 @@ class Life:
                 return False
             time.sleep(1e-3)
         return True
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+    """Waits until something is so while a process runs; returns it."""
+    deadline = time.monotonic() + 2 * LONGEST
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := what():
+            return found
+        time.sleep(0.01)
+    process.kill()
+    raise AssertionError(f"it did not happen: {process.communicate()}")
 
 
 def _live(arguments: list[str], told: str, before: Callable[[], object] | None) -> None:

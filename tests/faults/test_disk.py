@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,60 +179,3 @@ def test_what_is_printed_to_nobody_ends_without_a_word(tmp_path: Path) -> None:
         life = Life(arguments, tmp_path / "told", print_to_nobody)
         assert life.end() == 141
         assert life.told == []
-
-
-# A disk without room: a small one of its own, where the system lets anybody have such a one
-
-
-FULL = """
-import json, shutil, subprocess, sys, time
-from pathlib import Path
-
-folder = Path(sys.argv[1])
-arguments, out, filler = json.loads(sys.argv[2]), folder / "run", folder / "filler"
-command = [sys.executable, "-m", "sab", *arguments, "--out", str(out)]
-started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-while not (out / "checkpoint" / "step-00000005").exists() and started.poll() is None:
-    time.sleep(0.001)
-with filler.open("wb", buffering=0) as file:
-    try:
-        while started.poll() is None:
-            file.write(b"0" * 1024)
-    except OSError:
-        pass
-    errors = started.communicate()[1]
-filler.unlink()
-evaluated = subprocess.run([sys.executable, "-m", "sab", "eval", str(out)], capture_output=True, text=True)
-resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True)
-shutil.copytree(out, sys.argv[3])
-found = [(started.returncode, errors), (evaluated.returncode, evaluated.stderr), (resumed.returncode, resumed.stderr)]
-print(json.dumps(found))
-"""
-
-
-def fill_disk(folder: Path, expected: dict[str, Any]) -> None:
-    """Fills the disk of a run, frees it, and resumes the run."""
-    (folder / "disk").mkdir()
-    mount = 'mount -t tmpfs -o size=2m none "$1" && exec "$2" -c "$3" "$1" "$4" "$5"'
-    arguments = json.dumps(train(folder / "none", *options(LARGE))[:-2])
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    command += [str(folder / "disk"), sys.executable, FULL, arguments, str(folder / "copy")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    (status, errors), evaluated, resumed = json.loads(done.stdout)
-    assert status == 2, errors
-    (sentence,) = errors.splitlines()
-    assert sentence.startswith("sab: ")
-    assert "must be a place that can be written to; it is not: " in sentence
-    assert "No space left on device" in sentence
-    assert evaluated == [0, ""]
-    assert resumed == [0, ""]
-    assert contents(folder / "copy") == expected
-
-
-@pytest.mark.slow
-def test_a_full_disk(tmp_path: Path, whole: Any) -> None:
-    probe = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(tmp_path)]
-    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode != 0:
-        pytest.skip("the system lets nobody mount a disk")
-    fill_disk(tmp_path, whole(LARGE))

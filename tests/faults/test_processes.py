@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from sab.lab import cli
 from sab.lab.training import Run, distributed
+from tests.faults.lives import wait_for
 from tests.lab.training.test_distributed import words
 
 PATIENCE = 150.0
@@ -44,16 +43,6 @@ def child_of(process: subprocess.Popen[str], rank: int) -> int | None:
         except OSError:  # it has ended meanwhile
             continue
     return None
-
-
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := what():
-            return found
-        time.sleep(0.01)
-    process.kill()
-    raise AssertionError(f"it did not happen: {process.communicate()}")
 
 
 def wait_and_kill(process: subprocess.Popen[str], out: Path, rank: int) -> None:
@@ -86,45 +75,20 @@ def test_a_killed_process_ends_the_run_and_a_restart_resumes_it(processes: int, 
 
 
 @pytest.mark.slow
-def test_where_torchrun_is_killed_its_processes_end_with_a_checkpoint(tmp_path: Path) -> None:
-    """Else they would go on without it, with the folder's lock, and nobody could resume the run."""
-    out = tmp_path / "several"
-    process = torchrun(2, words(out, iterations=100_000, eval_every=1000))
-    wait_for(lambda: list((out / "checkpoint").glob("step-0000002*")), process)
-    children = [child_of(process, rank) for rank in range(2)]
-    process.kill()
-    status, told, errors = finish(process)  # whose pipes its processes have too
-    assert status == -signal.SIGKILL
-    assert "Interrupted after " in told, errors
-    assert not any(Path(f"/proc/{child}/fd/0").exists() for child in children)
-    made = int(told.partition("Interrupted after ")[2].split()[0])
-    assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
-    assert not (out / ".lock").exists()
-
-
-@pytest.mark.slow
-def test_a_signal_that_torchrun_passes_on_ends_all(tmp_path: Path) -> None:
-    """As a scheduler sends it to the command of a job."""
+@pytest.mark.parametrize("what", ["torchrun is killed", "torchrun passes a signal on", "a process gets a signal"])
+def test_what_ends_all_processes_leaves_a_checkpoint_and_no_lock(what: str, tmp_path: Path) -> None:
+    """Else they would go on without torchrun, with the folder's lock, and nobody could resume the run."""
     out = tmp_path / "several"
     process = torchrun(2, words(out, iterations=100_000, eval_every=1000), "--signals-to-handle", "SIGTERM,SIGUSR1")
     wait_for(lambda: list((out / "checkpoint").glob("step-0000002*")), process)
-    process.send_signal(signal.SIGUSR1)
-    _, told, errors = finish(process)
+    children = [child_of(process, rank) for rank in range(2)]
+    assert children[1] is not None
+    pid = children[1] if what == "a process gets a signal" else process.pid
+    os.kill(pid, signal.SIGKILL if what == "torchrun is killed" else signal.SIGUSR1)
+    status, told, errors = finish(process)  # whose pipes its processes have too
+    assert what != "torchrun is killed" or status == -signal.SIGKILL
     assert "Interrupted after " in told, errors
-    made = int(told.partition("Interrupted after ")[2].split()[0])
-    assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
-
-
-@pytest.mark.slow
-def test_a_signal_ends_all_with_one_checkpoint(tmp_path: Path) -> None:
-    out = tmp_path / "several"
-    process = torchrun(2, words(out, iterations=100_000, eval_every=1000))
-    wait_for(lambda: list((out / "checkpoint").glob("step-0000002*")), process)
-    pid = child_of(process, 1)
-    assert pid is not None
-    os.kill(pid, signal.SIGUSR1)
-    _, told, errors = finish(process)
-    assert "Interrupted after " in told, errors
+    assert not any(Path(f"/proc/{child}/fd/0").exists() for child in children)
     made = int(told.partition("Interrupted after ")[2].split()[0])
     assert (out / "checkpoint" / f"step-{made:08d}").is_dir()
     assert not (out / ".lock").exists()

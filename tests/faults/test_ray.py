@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from sab.lab.experiments import records
 from sab.lab.experiments.reproduce import Job, jobs_of, reproduce
 from sab.lab.training import Run
+from tests.faults.lives import wait_for
 from tests.lab.experiments.conftest import tiny_rows
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -41,16 +40,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, dict[str, Any]]:
     assert process.returncode == 0, errors
     said, _, outcome = out.rstrip("\n").rpartition("\n")
     return said, json.loads(outcome)
-
-
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    process.kill()
-    raise AssertionError(f"it did not happen: {process.communicate()}")
 
 
 def holder(job: Job) -> int | None:

@@ -111,27 +111,6 @@ def test_records_of_older_versions_are_those_of_their_runs(rows: list[Row]) -> N
     assert len(call(rows[:1], seeds=[0], commit="new").recorded) == 1, "a record of another run"
 
 
-@pytest.mark.parametrize("method", ["tbptt", "sab"])
-def test_a_baseline_has_no_memory_to_have_options_of(rows: list[Row], method: str) -> None:
-    row = next(row for row in rows if row.method == method)
-    call([row], seeds=[0], commit="old")
-    path = Path("results/copying.jsonl")
-    (record,) = map(json.loads, path.read_text().splitlines())
-    record["config"]["model"]["weighting"] = "relu"
-    path.write_text(json.dumps(record) + "\n")
-    assert len(call([row], seeds=[0], commit="new").recorded) == (1 if method == "sab" else 0)
-    path = Path("runs") / row.id / "seed0" / "config.json"
-    config = json.loads(path.read_text())
-    config["model"]["weighting"] = "relu"
-    path.write_text(json.dumps(config))
-    job = jobs_of([row], [0], Path("runs"))[0]
-    if method == "sab":
-        with pytest.raises(UserError, match=r"weighting must be 'relu' to resume"):
-            job.stored()
-    else:
-        assert job.stored() is not None
-
-
 def test_what_has_ended_is_skipped(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     call(rows[:2])
     before = Path("results/copying.jsonl").read_bytes()
@@ -196,33 +175,6 @@ def test_a_signal_stops_all_and_the_next_call_goes_on(
     outcome = call(rows[:2], seeds=[0], together=2)
     assert not outcome.was_interrupted
     assert [record["status"] for record in outcome.recorded] == ["finished", "finished"]
-
-
-class Kill(BaseException):
-    """What no one catches, so that nothing is written on the way out."""
-
-
-class KilledAtFive(progress.RunProgress):
-    def iteration(self, step: int, loss: float) -> None:
-        if step == 5:
-            raise Kill
-
-
-def test_killed_and_on_gives_the_same_numbers(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
-    call(rows[:3], together=2)
-    whole = lines()
-    Path("results/copying.jsonl").unlink()
-    Path("runs").rename("whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(progress, "RunProgress", KilledAtFive)
-        with pytest.raises(Kill):
-            call(rows[:3], together=2)
-    made = [job.made() for job in jobs_of(rows[:3], [0], Path("runs"))]
-    assert sorted(made, key=str) == [4, 4, None], "two were under way, and went back to their checkpoints"
-    assert call(rows[:3], together=2).left == []
-    assert {key: timeless(record) for key, record in lines().items()} == {
-        key: timeless(record) for key, record in whole.items()
-    }
 
 
 def test_updates_that_nobody_looks_at_as_on_a_gpu(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,15 +397,6 @@ def test_standings(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0].summary.startswith("accuracy on the last 10")
 
 
-def test_snapshots_leave_the_run_as_it_is(rows: list[Row]) -> None:
-    call(rows[:1], seeds=[0])
-    watched = Run.open(Path("runs") / rows[0].id / "seed0").evaluations()
-    Path("runs").rename("watched")
-    call([replace(rows[0], moments=())], seeds=[0])
-    plain = Run.open(Path("runs") / rows[0].id / "seed0").evaluations()
-    assert [line["metrics"] for line in watched] == [line["metrics"] for line in plain]
-
-
 @pytest.fixture
 def stored_rows(tiny_data: Path) -> list[Row]:
     sab = TinyRow("ptb", None, "sab", 4, 2, reading="ours")
@@ -554,14 +497,6 @@ def test_a_large_model_has_the_device_to_itself(rows: list[Row], monkeypatch: py
         assert [record["row"] for record in outcome.recorded[3::4]] == [rows[2].id] * 2, "or last"
     sizes = {job.row.task: job.is_large for job in jobs_of(find(), [0], Path("runs"))}
     assert sizes == {"copying": False, "adding": False, "ptb": True, "text8": True, "mnist": False}
-
-
-def test_a_shorter_trial_does_not_replace_a_record(rows: list[Row]) -> None:
-    call(rows[:1], seeds=[0])
-    before = Path("results/copying.jsonl").read_text()
-    outcome = call(rows[:1], seeds=[0], iterations=2, out=Path("trial"))
-    assert (outcome.recorded, outcome.left, outcome.failed) == ([], [], {})
-    assert Path("results/copying.jsonl").read_text() == before
 
 
 def test_a_run_that_another_process_trains_is_passed_over(rows: list[Row]) -> None:

@@ -81,14 +81,6 @@ def test_list_and_status_train_nothing(capsys: Capture) -> None:
     assert told.endswith("3 runs: 1 ended, 2 left\n")
 
 
-def test_the_papers_values_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.undo()
-    assert run("--list", "--rows", "copying-100-sab-5-5-*") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert all(line.endswith("paper: 99.6 / 0.017 / 0.001") for line in lines)
-
-
 def test_the_papers_rows_alone(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.undo()
     assert run("--list", "--paper") == 0
@@ -152,20 +144,6 @@ def small_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for settings_of in (PAPERS, OURS):
         for task, setting in settings_of.items():
             monkeypatch.setitem(settings_of, task, replace(setting, hidden_size=8, batch_size=16))
-
-
-@pytest.mark.usefixtures("small_settings", "tiny_data")
-def test_rows_of_tasks_with_data(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    wanted = ["ptb-tbptt-5", "ptb-sab-5-10-ours-gru", "text8-sab-5-5-as-written", "mnist-sab-14-10-as-released"]
-    options = ["--seeds", "0", "--iterations", "2", "--data-dir", str(tiny_folder)]
-    monkeypatch.delenv("SAB_DATA")
-    assert run("ptb", "text8", "mnist", "--rows", ",".join(wanted), *options) == 0
-    found = [record for task in ("ptb", "text8", "mnist") for record in records.load(task, Path("results"))]
-    assert sorted(record["row"] for record in found) == sorted(wanted)
-    for record in found:
-        assert (record["status"], record["iterations"], record["best_at"]) == ("finished", 2, 2)
-        assert record["valid"]
 
 
 @pytest.mark.usefixtures("small_settings", "tiny_data")

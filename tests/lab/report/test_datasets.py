@@ -44,12 +44,6 @@ def test_a_row_of_digits() -> None:
     assert told["against the paper"] == "reached"
 
 
-def test_a_row_that_was_not_run_says_so() -> None:
-    told = cells(PTB)
-    assert {told[name] for name in told if name.startswith(("fresh", "carried"))} == {"not run"}
-    assert {told[name] for name in ("each seed", "epochs", "best epoch", "against the paper")} == {"–"}
-
-
 def test_divergence() -> None:
     told = cells(PTB, diverged(PTB, after=120))
     assert told["fresh: valid"] == told["carried: test"] == "diverged"
@@ -57,14 +51,6 @@ def test_divergence() -> None:
     assert told["against the paper"] == "not reached: diverged"
     told = cells(PTB, record(PTB, value=1.5, status="diverged", iterations=9000))
     assert (told["fresh: test"], told["each seed"]) == ("1.500", "1.500 / 1.500 (diverged at iteration 9001)")
-
-
-def test_stale_records_are_marked() -> None:
-    config = ROWS[PTB].config(0).to_json()
-    config["training"]["lr"] = 0.5
-    text = table([ROWS[PTB]], by_row(record(PTB, value=1.5, config=config), record(PTB, 1, 1.5)))
-    assert "| 1.500 / 1.500 †, 1.500 / 1.500 |" in text
-    assert text.endswith("† Made with another configuration than the row now has.")
 
 
 def test_the_prefix_is_named_wherever_its_numbers_are() -> None:

@@ -49,15 +49,6 @@ def test_mean_attention_against_a_plain_loop(tmp_path: Path) -> None:
             assert weights[0, row, column].item() == pytest.approx(expected / 3, abs=1e-6)
 
 
-def test_weights_of_a_softmax_add_up(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", Adding(length=9), num_layers=2, k_att=3)
-    weights = mean_attention(run)
-    assert weights.shape == (2, 9, 2)
-    sums = weights.nan_to_num().sum(-1)
-    torch.testing.assert_close(sums[:, 3:], torch.ones(2, 6))
-    assert (sums[:, :3] == 0).all()
-
-
 @pytest.mark.parametrize("task", [Copying(length=3), Adding(length=7)])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:

@@ -72,6 +72,7 @@ def _is_whole(record: Record) -> bool:
     """Whether a record has all that the tables and figures take from it, given that its entries are of their types."""
     try:
         line(record)
+        is_disturbed(record)
         if "error" not in record:
             ways = record["ratio"] | ({"eager": (BOTH, FORWARD)} if record["case"] in SWEPT else {})
             for way, passes in ways.items():

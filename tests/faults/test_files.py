@@ -1,7 +1,7 @@
-"""The files that are fuzzed: for each kind a good one, and what reads it and goes on with what it read.
+"""Damaged files of every kind that is read; `make fuzz` tries many more of them.
 
-A target is made in a folder of its own and then called with random numbers: it damages the good file and has it read.
-It ends as if nothing was wrong, or in a `UserError` (`Unreadable` below the level of sentences). All else is a bug.
+A kind is made in its own folder: a strategy for contents, and a function that reads one and uses what it has read. It
+ends as if nothing was wrong, or in a `UserError` (`Unreadable` below the level of sentences). All else is a bug.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
-from unittest import mock
 
+import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from sab.config import SABConfig
+from sab.errors import UserError
 from sab.lab.data import DATASETS, formats, store
+from sab.lab.data.formats import Unreadable
 from sab.lab.experiments import records, reproduce
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
@@ -33,13 +36,14 @@ from sab.lab.report import performance, results, tables
 from sab.lab.tasks import Copying, Text8
 from sab.lab.training import Run, TrainConfig, checkpoint, text, train
 from sab.lab.training.progress import show_headline, show_seconds
-from tests.faults.fuzz_mutations import mutated_bytes, mutated_json, mutated_value
+from tests.faults.damage import damaged, damaged_json, damaged_lines, damaged_tensors, damaged_value
+from tests.faults.watch import watching
 from tests.lab import tiny
 from tests.lab.report.made_up import record as made_up_record
 from tools.performance import page_part as bench_page_part
 from tools.results import page_part
 
-Attempt = Callable[[Random], None]
+Kind = tuple[st.SearchStrategy[Any], Callable[[Any], object]]
 BOMB = bytes(3_000_000)
 SMALL = 2000
 """How many bytes whoever reads an archive expects at most."""
@@ -75,238 +79,185 @@ def put_signed(path: Path, content: bytes) -> None:
     """Writes a file of a checkpoint, and its digest into the checkpoint's state: who makes the one makes the other."""
     path.write_bytes(content)
     state = path.with_name("state.json")
-    digests = json.loads(state.read_text())["sha256"]
-    _unsign(state, sha256={**digests, path.name: hashlib.sha256(content).hexdigest()})
-
-
-def _resumption(run: Run) -> Callable[[], Any]:
-    """What reads the checkpoint that a run goes on from."""
-    model = run.config.build_model(CPU)
-    optimizer = torch.optim.Adam(model.parameters())
-    return functools.partial(checkpoint.load, run.checkpoints, run.config, model, optimizer)
+    if path != state:
+        digests = json.loads(state.read_text())["sha256"]
+        _unsign(state, sha256={**digests, path.name: hashlib.sha256(content).hexdigest()})
 
 
 # Runs
 
 
-def config_json(folder: Path) -> Attempt:
+def config_json(folder: Path) -> Kind:
     """A run's config.json, and what `sab info` and a resumption do first."""
     run = _trained(folder)
-    good = run.config.to_json()
 
-    def attempt(random: Random) -> None:
-        (run.path / "config.json").write_bytes(mutated_json(random, good))
+    def read(content: bytes) -> None:
+        (run.path / "config.json").write_bytes(content)
         opened = Run.open(run.path)
         opened.config.default_out()
         repr(opened.config.options())
         opened.check_resumable(run.config)
 
-    return attempt
+    return damaged_json(run.config.to_json()), read
 
 
-def run_folder(folder: Path) -> Attempt:
+def run_folder(folder: Path) -> Kind:
     """A run whose configuration is another one in config.json and in the checkpoint alike."""
     run = _trained(folder)
-    good, state = run.config.to_json(), _newest(run.checkpoints) / "state.json"
+    state = _newest(run.checkpoints) / "state.json"
 
-    def attempt(random: Random) -> None:
-        config = mutated_value(random, good)
+    def read(config: Any) -> None:
         (run.path / "config.json").write_text(json.dumps(config))
         _unsign(state, config=config)
         checkpoint.load_kept(Run.open(run.path), CPU)
 
-    return attempt
+    return damaged_value(run.config.to_json()), read
 
 
-def state_json(folder: Path) -> Attempt:
-    """The state.json of a checkpoint that a run is resumed from."""
-    run = _trained(folder)
-    path = _newest(run.checkpoints) / "state.json"
-    good, resume = json.loads(path.read_text()), _resumption(run)
-
-    def attempt(random: Random) -> None:
-        path.write_bytes(mutated_json(random, good))
-        resume()
-
-    return attempt
-
-
-def tensors(name: str, folder: Path) -> Attempt:
-    """One of the two files with tensors that a run is resumed from, with a right checksum."""
+def checkpoint_file(name: str, folder: Path) -> Kind:
+    """A file of the checkpoint that a run is resumed from; those with tensors have a right checksum."""
     run = _trained(folder)
     path = _newest(run.checkpoints) / name
-    good, resume = [path.read_bytes()], _resumption(run)
+    model = run.config.build_model(CPU)
+    optimizer = torch.optim.Adam(model.parameters())
 
-    def attempt(random: Random) -> None:
-        put_signed(path, _mutated_tensors(random, good))
-        resume()
+    def read(content: bytes) -> None:
+        put_signed(path, content)
+        checkpoint.load(run.checkpoints, run.config, model, optimizer)
 
-    return attempt
+    return _damaged_file(path), read
 
 
-def best_folder(folder: Path) -> Attempt:
-    """The best weights of a run that keeps them: both of their files."""
+def best_folder(folder: Path) -> Kind:
+    """The best weights of a run that keeps them: one of their files."""
     run = _trained(folder, keep="best")
     best = _newest(run.best)
-    state, weights = best / "state.json", best / "model.safetensors"
-    good, good_weights = json.loads(state.read_text()), [weights.read_bytes()]
+    good = {path.name: path.read_bytes() for path in best.iterdir()}
     model, step = run.config.build_model(CPU), int(best.name.removeprefix("step-"))
 
-    def attempt(random: Random) -> None:
-        weights.write_bytes(good_weights[0])
-        if random.random() < 0.5:
-            state.write_bytes(mutated_json(random, good))
-        else:
-            state.write_text(json.dumps(good))
-            put_signed(weights, _mutated_tensors(random, good_weights))
+    def read(change: tuple[str, bytes]) -> None:
+        for name, content in good.items():
+            (best / name).write_bytes(content)
+        put_signed(best / change[0], change[1])
         checkpoint.load_best(run.best, run.config, model, step)
 
-    return attempt
+    return st.one_of([st.tuples(st.just(name), _damaged_file(best / name)) for name in good]), read
 
 
-def _mutated_tensors(random: Random, good: Sequence[bytes]) -> bytes:
-    """A safetensors file with something wrong; half of the time it is an entry of its head, which stays one."""
-    content = good[0]
-    if random.random() < 0.5:
-        return mutated_bytes(random, good)
-    size = int.from_bytes(content[:8], "little")
-    head = mutated_json(random, json.loads(content[8 : 8 + size]))
-    head += b" " * (-len(head) % 8)
-    return len(head).to_bytes(8, "little") + head + content[8 + size :]
+def _damaged_file(path: Path) -> st.SearchStrategy[bytes]:
+    content = path.read_bytes()
+    return damaged_json(json.loads(content)) if path.suffix == ".json" else damaged_tensors(content)
 
 
-def metrics_jsonl(folder: Path) -> Attempt:
+def metrics_jsonl(folder: Path) -> Kind:
     """A run's metrics.jsonl, as a record and a person's eyes get it."""
     run = _trained(folder)
     path = run.path / "metrics.jsonl"
     good = [json.loads(line) for line in path.read_text().splitlines()]
 
-    def attempt(random: Random) -> None:
-        path.write_bytes(_mutated_lines(random, good))
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
         found = run.evaluations()
         records.thinned(found)
         for line in found:
             show_headline(run.config.task.headline, line["metrics"])
 
-    return attempt
+    return damaged_lines(good), read
 
 
-def _mutated_lines(random: Random, good: Sequence[Any]) -> bytes:
-    lines = [json.dumps(one).encode() for one in good]
-    place = random.randrange(len(lines))
-    lines[place] = mutated_json(random, good[place])
-    content = b"".join(line + b"\n" for line in lines)
-    return mutated_bytes(random, [content]) if random.random() < 0.1 else content
-
-
-def result_json(folder: Path) -> Attempt:
+def result_json(folder: Path) -> Kind:
     """A run's result.json."""
     run = _trained(folder)
     path = run.path / "result.json"
     good = json.loads(path.read_text())
 
-    def attempt(random: Random) -> None:
-        path.write_bytes(mutated_json(random, good))
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
         result = run.result()
         assert result is not None
         show_headline(run.config.task.headline, result.metrics)
         show_seconds(result.wall_time)
         (result.message + result.device + "".join(result.versions)).encode()
 
-    return attempt
+    return damaged_json(good), read
 
 
 # Records
 
 
-def results_jsonl(folder: Path) -> Attempt:
+def results_jsonl(folder: Path) -> Kind:
     """The records of a task, as the report gets them."""
     row = next(row for row in ROWS.values() if row.task == "mnist")
-    good = [made_up_record(row.id, seed) for seed in (0, 1)]
     path = records.path_of("mnist", folder)
 
-    def attempt(random: Random) -> None:
-        path.write_bytes(_mutated_lines(random, good))
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
         by_row = results.load(folder)
-        if random.random() < 0.2:  # it takes long
+        if len(content) % 5 == 0:  # it takes long
             page_part(by_row).encode()
         else:
             json.dumps(tables.table_cells([row], by_row)).encode()
 
-    return attempt
+    return damaged_lines([made_up_record(row.id, seed) for seed in (0, 1)]), read
 
 
-def notes_json(folder: Path) -> Attempt:
+def notes_json(folder: Path) -> Kind:
     """What a runner noted of a run: seed0.json."""
-    row = ROWS["copying-100-bptt"]
-    (job,) = reproduce.jobs_of([row], [0], folder)
+    (job,) = reproduce.jobs_of([ROWS["copying-100-bptt"]], [0], folder)
     path = job.folder.with_suffix(".json")
     path.parent.mkdir(parents=True)
     table = [[0.5, None], [0.25, 0.75]]
     good = {"together": 2, "other_lengths": {"200": {"accuracy_last10": 0.5}}}
     good["attention"] = {"k_att": 2, "first": 1, "moments": {"100": table, "200": table}}
 
-    def attempt(random: Random) -> None:
-        path.write_bytes(mutated_json(random, good))
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
         noted = job.noted()
         max(2, noted.get("together", 1))
         noted.get("attention", {"moments": {}})["moments"]["300"] = table
         json.dumps(noted, allow_nan=False).encode()
 
-    return attempt
+    return damaged_json(good), read
 
 
-def bench_jsonl(folder: Path) -> Attempt:
+def bench_jsonl(folder: Path) -> Kind:
     """What the benchmark measured, as its page gets it."""
     kept = (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.jsonl")
     lines = [json.loads(line) for path in sorted(kept) for line in path.read_text().splitlines()]
-    good = list({line["kind"]: line for line in lines}.values())
     path = folder / "bench.jsonl"
 
-    def attempt(random: Random) -> None:
-        path.write_bytes(_mutated_lines(random, good))
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
         bench_page_part(performance.load([path])).encode()
 
-    return attempt
+    return damaged_lines(list({line["kind"]: line for line in lines}.values())), read
 
 
 # Data
 
 
-def idx_file(folder: Path) -> Attempt:
+def idx_file(folder: Path) -> Kind:
     """An array as MNIST has it."""
     good = [*tiny.images(2, 0), bytes([0, 0, 0x0D, 1, 0, 0, 0, 1, 0, 0, 1, 2]), b"\0\0\x08\0\1"]
-
-    def attempt(random: Random) -> None:
-        formats.read_idx(mutated_bytes(random, good)).sum()
-
-    return attempt
+    return damaged(good), lambda content: formats.read_idx(content).sum()
 
 
-def gzip_file(folder: Path) -> Attempt:
+def packed_file(name: str, pack: Callable[[bytes], bytes], folder: Path) -> Kind:
     """Packed files, bombs among them."""
-    good = [gzip.compress(one) for one in (b"the cat sat \n" * 20, b"", BOMB, gzip.compress(BOMB))]
-    return _packed(folder / "text.gz", [*good, good[0] + good[1]])
+    good = [pack(one) for one in (b"the cat sat \n" * 20, b"", BOMB, pack(BOMB))]
+    path = folder / name
 
-
-def xz_file(folder: Path) -> Attempt:
-    """The same as .xz."""
-    good = [lzma.compress(one) for one in (b"the cat sat \n" * 20, b"", BOMB, lzma.compress(BOMB))]
-    return _packed(folder / "text.xz", [*good, lzma.compress(b"the cat sat", preset=9), good[0] + good[1]])
-
-
-def _packed(path: Path, good: Sequence[bytes]) -> Attempt:
-    def attempt(random: Random) -> None:
-        path.write_bytes(mutated_bytes(random, good))
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
         assert len(formats.read(path, SMALL)) <= SMALL
 
-    return attempt
+    return damaged([*good, good[0] + good[1]]), read
 
 
 TRAVERSAL = ("../../outside/a.txt", "/outside/a.txt", "..\\..\\outside\\a.txt", "a.txt/", "a\x00.txt", "", ".", "..")
 
 
-def zip_file(folder: Path) -> Attempt:
+def zip_file(folder: Path) -> Kind:
     """Archives with bombs in them, names that point elsewhere, the same name twice and other ways to pack."""
     good = [
         _zipped({"folder/a.txt": b"the cat sat " * 20, "b.txt.gz": gzip.compress(b"b")}),
@@ -320,7 +271,7 @@ def zip_file(folder: Path) -> Attempt:
     return _archive([folder / "packed.zip"], [good])
 
 
-def tar_file(folder: Path) -> Attempt:
+def tar_file(folder: Path) -> Kind:
     """The same as .tar, plain or packed, with links, sparse files and heads that go on for long."""
     plain = [
         _tarred({"folder/a.txt": b"the cat sat " * 20, "b.txt.gz": gzip.compress(b"b")}),
@@ -337,15 +288,15 @@ def tar_file(folder: Path) -> Attempt:
     )
 
 
-def _archive(paths: Sequence[Path], good: Sequence[Sequence[bytes]]) -> Attempt:
-    def attempt(random: Random) -> None:
-        place = random.randrange(len(paths))
-        paths[place].write_bytes(mutated_bytes(random, good[place]))
-        formats.names_in_archive(paths[place])
-        found = formats.read_from_archive(paths[place], ["a.txt", "b.txt"], SMALL)
+def _archive(paths: Sequence[Path], good: Sequence[Sequence[bytes]]) -> Kind:
+    def read(change: tuple[Path, bytes]) -> None:
+        path, content = change
+        path.write_bytes(content)
+        formats.names_in_archive(path)
+        found = formats.read_from_archive(path, ["a.txt", "b.txt"], SMALL)
         assert found is None or len(found) <= SMALL
 
-    return attempt
+    return st.one_of([st.tuples(st.just(path), damaged(some)) for path, some in zip(paths, good, strict=True)]), read
 
 
 def _zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, twice: bool = False) -> bytes:
@@ -377,60 +328,58 @@ def _tarred(
     return made.getvalue()
 
 
-def data_get(folder: Path) -> Attempt:
+def data_get(folder: Path) -> Kind:
     """`sab data get --from`: a file, an archive or a folder of files, into the folder of the data."""
-    files = tiny.contents()["text8 prefix"]
-    content = files[0][:500]
+    content = tiny.contents()["text8 prefix"][0][:500]
     dataset = replace(tiny.described(DATASETS["text8 prefix"], [content]), name="text8")
     name = dataset.files[0].name
     data, source = folder / "data", folder / "source"
     source.mkdir()
-    link = _tarred({name: content}, link="../../outside")
     good = {
         f"{name}.gz": gzip.compress(content),
         f"{name}.xz": lzma.compress(content),
         "packed.zip": _zipped({f"../../{name}": content}),
-        "packed.tar.gz": gzip.compress(link),
+        "packed.tar.gz": gzip.compress(_tarred({name: content}, link="../../outside")),
         name: content,
     }
 
-    def attempt(random: Random) -> None:
-        chosen = random.choice([*good])
+    def read(change: tuple[str, bytes, bool]) -> None:
+        chosen, content, is_in_a_folder = change
         path = source / chosen
-        path.write_bytes(mutated_bytes(random, [good[chosen]]) if random.random() < 0.99 else good[chosen])
-        is_in_a_folder = chosen.startswith(name) and random.random() < 0.5
+        path.write_bytes(content)
         try:
-            with mock.patch.dict(DATASETS, {"text8": dataset}, clear=True):
-                store.get("text8", data, source if is_in_a_folder else path)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setitem(DATASETS, "text8", dataset)
+                store.get("text8", data, source if is_in_a_folder and chosen.startswith(name) else path)
         finally:
-            path.unlink()
-            for one in data.rglob("*"):
+            for one in (path, *data.rglob("*")):
                 if one.is_file():
                     one.unlink()
 
-    return attempt
+    files = [st.tuples(st.just(name), damaged([content]), st.booleans()) for name, content in good.items()]
+    return st.one_of(files), read
 
 
-def text_file(folder: Path) -> Attempt:
+def text_file(folder: Path) -> Kind:
     """A text of the user's, as `sab score` reads it."""
     good = [b"the cat sat on the mat " * 3, "schöne neue welt".encode(), "\ufeffa".encode(), "a b".encode("utf-16")]
     paths = {"text.txt": good, "text.gz": [gzip.compress(one) for one in good], "text.xz": [lzma.compress(good[0])]}
     task = Text8()
 
-    def attempt(random: Random) -> None:
-        name = random.choice([*paths])
-        (folder / name).write_bytes(mutated_bytes(random, paths[name]))
-        task.encode(text.read_text(folder / name, task), "file", skip_unknown=random.random() < 0.5)
+    def read(change: tuple[str, bytes, bool]) -> None:
+        name, content, skip_unknown = change
+        (folder / name).write_bytes(content)
+        task.encode(text.read_text(folder / name, task), "file", skip_unknown=skip_unknown)
 
-    return attempt
+    return st.one_of([st.tuples(st.just(name), damaged(some), st.booleans()) for name, some in paths.items()]), read
 
 
-TARGETS: dict[str, Callable[[Path], Attempt]] = {
+KINDS: dict[str, Callable[[Path], Kind]] = {
     "config.json": config_json,
     "config.json and state.json alike": run_folder,
-    "checkpoint/state.json": state_json,
-    "checkpoint/model.safetensors": functools.partial(tensors, "model.safetensors"),
-    "checkpoint/training.safetensors": functools.partial(tensors, "training.safetensors"),
+    "checkpoint/state.json": functools.partial(checkpoint_file, "state.json"),
+    "checkpoint/model.safetensors": functools.partial(checkpoint_file, "model.safetensors"),
+    "checkpoint/training.safetensors": functools.partial(checkpoint_file, "training.safetensors"),
     "best/": best_folder,
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,
@@ -438,10 +387,30 @@ TARGETS: dict[str, Callable[[Path], Attempt]] = {
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,
-    ".gz": gzip_file,
-    ".xz": xz_file,
+    ".gz": functools.partial(packed_file, "text.gz", gzip.compress),
+    ".xz": functools.partial(packed_file, "text.xz", lzma.compress),
     ".zip": zip_file,
     ".tar": tar_file,
     "sab data get --from": data_get,
     "texts": text_file,
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files(kind: str, tmp_path: Path) -> None:
+    contents, read = KINDS[kind](tmp_path)
+    sentences: list[str | None] = []
+
+    @settings(max_examples=4 * settings().max_examples, phases=[Phase.generate])  # shrinking would take minutes
+    @given(contents)
+    def attempt(content: Any) -> None:
+        try:
+            with watching(tmp_path):
+                read(content)
+            sentences.append(None)
+        except (UserError, Unreadable) as error:
+            sentences.append(str(error))
+        assert sentences[-1] is None or (sentences[-1] and sentences[-1].isprintable())
+
+    attempt()
+    assert 3 * sentences.count(None) < 2 * len(sentences)
