@@ -121,7 +121,9 @@ class SABLayer(nn.Module):
             return shapes
         if isinstance(config.scorer, str):
             scorer_shapes = SCORERS[config.scorer].shapes(n, self._attention_size, config.max_microstates)
-            shapes |= {_SCORER_PARAMETERS[name]: shape for name, shape in scorer_shapes.items()}
+            for name, shape in scorer_shapes.items():
+                check_choice(f"a parameter of the scorer {config.scorer!r}", name, _SCORER_PARAMETERS)
+                shapes[_SCORER_PARAMETERS[name]] = shape
         if INCORPORATIONS[config.incorporate].has_weights:
             shapes |= {"incorporate_weight": (n, 2 * n), "incorporate_bias": (n,)}
         return shapes

@@ -18,7 +18,7 @@ from sab.parts.cells import Cell
 from sab.parts.incorporations import Incorporation
 from sab.parts.scorers import Scorer, ScorerWeights
 from sab.parts.weightings import Weighting
-from tests.ops.cases import assert_close, gradients, make_layer, randn, randomize
+from tests.ops.cases import assert_close, gradients, make_layer, randn, randomize, registries_restored
 
 BACKENDS = [name for name in dispatch.BACKENDS if name != "reference"]
 OPTIONS = {"scorer": "scorer", "weighting": "weighting", "incorporation": "incorporate"}
@@ -151,3 +151,19 @@ def test_auto_passes_over_what_lacks_a_users_part(users: tuple[str, str]) -> Non
 def test_a_part_of_no_registry_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="incorporate must be one of add, concat, add_bounded, gate; got 'average'"):
         sab.SABConfig(incorporate="average")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_part_took_over_from_another_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `softmax` would be computed in the name of the other weighting."""
+    monkeypatch.setitem(registry.WEIGHTINGS, "mine", registry.WEIGHTINGS["softmax"]._replace(weigh=halves))
+    with pytest.raises(UserValueError, match=f"{backend!r} does not: it does not have the weighting 'mine'"):
+        layer_with("weighting", "mine", backend=backend)(randn(7, 2, 3))
+    layer_with("weighting", "softmax", backend=backend)(randn(7, 2, 3))
+
+
+def test_a_parameter_that_no_scorer_has() -> None:
+    with registries_restored():
+        registry.SCORERS["mine"] = registry.SCORERS["dot"]._replace(shapes=lambda n, d, most: {"w_gate": (n,)})
+        with pytest.raises(ValueError, match="a parameter of the scorer 'mine' must be one of w_memory, w_query"):
+            sab.SABLSTM(2, 3, scorer="mine")

@@ -100,7 +100,8 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "part", "reason"), REFUSED)
 def test_what_no_kernel_takes_is_refused(kind: str, part: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.PARTS[kind], "rnn_mine", part)
+    own = part._replace(triton=type(part.triton)(*part.triton))  # what it shares with another part is refused anyway
+    monkeypatch.setitem(registry.PARTS[kind], "rnn_mine", own)
     layer = layer_with(kind, "rnn_mine", backend="triton")
     layer._key_size = 5  # of a scorer whose reference is not run here
     with pytest.raises(UserValueError, match=f"'triton' does not: {reason}"):
@@ -108,8 +109,8 @@ def test_what_no_kernel_takes_is_refused(kind: str, part: Any, reason: str, monk
 
 
 def test_a_scorer_without_weights_for_its_keys_is_refused_by_the_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.SCORERS, "mine", DOT._replace(shapes=lambda n, d, _: {"w_query": (n, n)}))
-    layer = layer_with("scorer", "mine", backend="cpu")
+    monkeypatch.setitem(registry.SCORERS, "dot", DOT._replace(shapes=lambda n, d, _: {"w_query": (n, n)}))
+    layer = layer_with("scorer", "dot", backend="cpu")
     layer._key_size = 5
     with pytest.raises(UserValueError, match="'cpu' does not: it takes scorers with w_memory and w_query"):
         layer(randn(7, 2, 3))

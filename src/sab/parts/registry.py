@@ -44,6 +44,18 @@ PARTS: dict[str, dict[str, Any]] = {
 """All of them, by the kind of part."""
 
 
+def provided(kind: str, name: str, field: str) -> Any:
+    """What a part provides for a backend in a field (`triton`, `cpp`); None: nothing of its own.
+
+    What one part took over from another, as `_replace` does, computes the other: it belongs to the one that was
+    registered first.
+    """
+    part = PARTS[kind][name]
+    value = getattr(part, field)
+    first = next(one for one in PARTS[kind].values() if getattr(one, field) is value)
+    return value if first is part else None
+
+
 def first_missing(names: Iterable[str | None], provides: Callable[[str, str], bool]) -> str | None:
     """Why a backend cannot run the parts of a configuration, or None where it can.
 

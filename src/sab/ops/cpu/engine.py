@@ -43,7 +43,7 @@ def unsupported(
 def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
     """Why there is no library with these parts, or None where there is one."""
     names = cell, scorer, *others
-    without_struct = registry.first_missing(names, lambda kind, name: registry.PARTS[kind][name].cpp is not None)
+    without_struct = registry.first_missing(names, lambda kind, name: registry.provided(kind, name, "cpp") is not None)
     if without_struct is None and scorer is not None:
         without_struct = unfit(registry.SCORERS[scorer])
     return without_struct or loader.unavailable() or registry.first_missing(names, lambda *part: _index(*part) >= 0)

@@ -58,10 +58,10 @@ def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
 
 
 def _provides(kind: str, name: str) -> bool:
-    part = registry.PARTS[kind][name]
+    part, functions = registry.PARTS[kind][name], registry.provided(kind, name, "triton")
     if isinstance(part, Scorer):
-        return isinstance(part.triton, NumberFunctions if part.query_cancels else VectorFunctions)
-    return part.triton is not None
+        return isinstance(functions, NumberFunctions if part.query_cancels else VectorFunctions)
+    return functions is not None
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
