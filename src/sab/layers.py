@@ -166,8 +166,11 @@ class SABLayer(nn.Module):
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(is_cells):
                 nn.init.uniform_(parameter, -bound, bound)
+        scorer = SCORERS.get(self.config.scorer) if isinstance(self.config.scorer, str) else None
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("attn_"):
+            if name.startswith("attn_v_") and scorer is not None and scorer.initial_v is not None:
+                nn.init.constant_(parameter, scorer.initial_v)
+            elif name.startswith("attn_"):
                 nn.init.uniform_(parameter, -bound, bound)
         start = INCORPORATIONS[self.config.incorporate].start
         if start is not None and self.config.k_top > 0:

@@ -170,6 +170,7 @@ def _names(
     has_c: bool,
     splits_gates: bool,
     query_cancels: bool,
+    normalises: bool,
     saves_norm: bool,
     saves_map: bool,
     saves: bool,
@@ -183,6 +184,9 @@ def _names(
         "query": has_memory and not query_cancels,
         "norms": has_memory and saves_norm,
         "mapped": has_memory and saves_map,
+        "key_scale": has_memory and normalises,
+        "query_scale": has_memory and normalises,
+        "scores": has_memory and normalises,
         "packed": True,
     }
     return tuple(name for name, is_there in (visible | (saved if saves else {})).items() if is_there)
@@ -194,10 +198,11 @@ def result_names(options: Options, saves: bool = True) -> tuple[str, ...]:
     The last one is `packed` where a backward may follow; engines that do not pack have none.
     """
     cell = CELLS[options.cell]
-    query_cancels = SCORERS[options.scorer].query_cancels
+    scorer = SCORERS[options.scorer]
     saves_norm = WEIGHTINGS[options.weighting].saves_norm
     saves_map = INCORPORATIONS[options.incorporate].saves_map
-    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, query_cancels, saves_norm, saves_map, saves)
+    facts = scorer.query_cancels, scorer.normalises, saves_norm, saves_map
+    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, *facts, saves)
 
 
 def pack_results(hidden: Tensor, buffers: Buffers, options: Options, saves: bool) -> list[Tensor]:

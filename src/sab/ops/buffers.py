@@ -18,11 +18,15 @@ state type. The last two columns are the contents before and after the forward l
 | norms | `Weighting.saves_norm` | [T, B] | | the divisor of the weights |
 | summary | k_top > 0 | [T, B, n] | | what was read, otherwise 0 |
 | mapped | `Incorporation.saves_map` | [T, B, n] | | the map of the incorporation |
+| key_scale | `Scorer.normalises` | [B, S] | | 1 / the length of W_m m, from slot F on |
+| query_scale | `Scorer.normalises` | [T, B] | | 1 / the length of `query` |
+| scores | `Scorer.normalises` | [T, B, k_top] | | of the selected, otherwise 0 |
 | lengths | rows differ in length | [B], int64 | number of steps of each row | |
 | packed | the backend packs | its own | the weights | |
 
 A microstate is not copied: slot s is row s of `store` for the first F slots, then the row of the hidden state that was
-kept (`schedule.kept_row`). Past its end a row is 0 in every buffer and has selected nothing.
+kept (`schedule.kept_row`). Past its end a row is 0 in every buffer and has selected nothing. Where the scorer
+normalises, `keys` have length 1 and `query` is W_q ĥ as it is.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from torch import Tensor
 
 from sab.ops.plan import Plan
 from sab.ops.precision import as_type, contiguous, state_type
-from sab.parts.registry import CELLS, INCORPORATIONS, WEIGHTINGS
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 
 
 class Weights(NamedTuple):
@@ -66,6 +70,9 @@ class Buffers(NamedTuple):
     norms: Tensor | None
     summary: Tensor | None
     mapped: Tensor | None
+    key_scale: Tensor | None
+    query_scale: Tensor | None
+    scores: Tensor | None
     lengths: Tensor | None = None
     packed: Tensor | None = None
 
@@ -91,7 +98,8 @@ class Work(NamedTuple):
     dquery: Tensor | None
     """Of the query, [T * B, d], compute type."""
     dkeys: Tensor | None
-    """Of `keys`; from outside before the loop, whole after it."""
+    """Of `keys`; from outside before the loop, whole after it. Where the scorer normalises, from slot F on of W_m m,
+    before as well as after."""
     dsummary: Tensor | None
     """From outside, of `summary`; None for zeros."""
     dweights: Tensor | None
@@ -125,7 +133,8 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
     if k_top == 0:
-        return Buffers(store, c, gates, hidden_new, h_hat, None, None, None, None, None, None, None, lengths, packed)
+        return Buffers(store, c, gates, hidden_new, h_hat, *[None] * 10, lengths, packed)
+    normalises = SCORERS[str(plan.config.scorer)].normalises
     return Buffers(
         store=store,
         c=c,
@@ -139,6 +148,9 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         norms=new((steps, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
         summary=new((steps, batch, n), dtype=kept),
         mapped=new((steps, batch, n), dtype=kept) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
+        key_scale=new((batch, plan.slots), dtype=kept) if normalises else None,
+        query_scale=new((steps, batch), dtype=kept) if normalises else None,
+        scores=new((steps, batch, k_top), dtype=kept) if normalises else None,
         lengths=lengths,
         packed=packed,
     )
@@ -158,6 +170,8 @@ def allocate_work(
     if keys is not None:
         given = outside.keys
         dkeys = torch.zeros_like(keys, dtype=dtype) if given is None else contiguous(given.to(dtype, copy=True))
+        if given is not None and buffers.key_scale is not None:
+            _before_scaling(dkeys[:, plan.first_slots :], keys[:, plan.first_slots :], buffers.key_scale)
     dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
     cell = CELLS[plan.cell]
     return Work(
@@ -173,6 +187,12 @@ def allocate_work(
         dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
         dv=None if weights.v is None else new((batch, plan.key_size)),
     )
+
+
+def _before_scaling(dkeys: Tensor, keys: Tensor, key_scale: Tensor) -> None:
+    """Turn the gradients of the last keys, which have length 1, into those of the products that they were made from."""
+    along = (dkeys * keys).sum(-1, keepdim=True)
+    dkeys.sub_(along * keys).mul_(key_scale[:, key_scale.shape[1] - keys.shape[1] :].unsqueeze(-1))
 
 
 def _outside_of_store(store: Tensor, first: int, outside: Outside, wants_initial: bool) -> Tensor:
@@ -205,8 +225,9 @@ def blank(plan: Plan, buffers: Buffers) -> None:
     buffers.selected.fill_(-1)
     buffers.summary.zero_()
     # What no loop writes is not left to chance: the same inputs give the same outputs to the last bit.
-    if buffers.norms is not None:
-        buffers.norms.zero_()
+    for buffer in (buffers.norms, buffers.key_scale, buffers.query_scale, buffers.scores):
+        if buffer is not None:
+            buffer.zero_()
     if buffers.query is not None:
         buffers.query[: plan.first_read].zero_()
 

@@ -22,6 +22,7 @@ SCORERS: dict[str, scorers.Scorer] = {
     "affine_tanh": scorers.AFFINE_TANH,
     "mlp": scorers.MLP,
     "dot": scorers.DOT,
+    "cosine": scorers.COSINE,
 }
 WEIGHTINGS: dict[str, weightings.Weighting] = {
     "relu": weightings.RELU,

@@ -18,6 +18,10 @@ from torch import Tensor
 from sab.parts.pointwise import pointwise, tanh
 
 
+SMALLEST_SQUARE = 1e-5
+"""Added to the mean square of a vector's entries before it is brought to length 1: so 0 stays 0, and has a slope."""
+
+
 class ScorerWeights(NamedTuple):
     """A scorer's parameters; None where it has no such parameter."""
 
@@ -66,6 +70,11 @@ class Scorer(NamedTuple):
     query_cancels: bool = False
     """Whether scores are keys [B, S, 1] plus the same number for all. Then keys alone decide the selection, also
     where a large query would drown their differences in rounding, and `bias` is indexed by a microstate's number."""
+    normalises: bool = False
+    """Whether keys W_m m and queries W_q ĥ are brought to length 1 (`unit`). The score is then sqrt(d) times the sum of
+    its terms, each of which is linear in the key's entry and in the query's."""
+    initial_v: float | None = None
+    """What every entry of `v` starts at; None: a random number, as the entries of the other parameters."""
     mark: Callable[[Tensor], Tensor] = lambda state: state
     """What of a state the weights are multiplied with: the state itself, or a bounded form of it."""
     triton: NumberFunctions | VectorFunctions | None = None
@@ -182,6 +191,51 @@ def dot_backward(dscore, key, query, v, MATH):
     return dscore * query, dscore * key, 0.0 * dscore
 
 
+# Cosine
+
+
+def _cosine_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
+    return {"w_memory": (d, n), "w_query": (d, n), "v": (d,)}
+
+
+def unit(x: Tensor) -> Tensor:
+    """Vectors brought to length 1; very short ones stay shorter."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    length = wide.square().sum(-1, keepdim=True) + SMALLEST_SQUARE * x.shape[-1]
+    return (wide * torch.rsqrt(length)).to(x.dtype)
+
+
+def _cosine_key(w: ScorerWeights, microstate: Tensor, number: Tensor) -> Tensor:
+    return unit(_linear_key(w, microstate, number))
+
+
+def _cosine_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
+    assert w.w_query is not None
+    assert w.v is not None
+    query = w.v * unit(F.linear(h, w.w_query))
+    return (keys @ query.unsqueeze(-1)).squeeze(-1) * math.sqrt(keys.shape[-1])
+
+
+@pointwise
+def cosine_query(product, bias, SCALE):
+    return product
+
+
+@pointwise
+def cosine_query_backward(dquery, SCALE):
+    return dquery
+
+
+@pointwise
+def cosine_terms(key, query, v, MATH):
+    return v * key * query
+
+
+@pointwise
+def cosine_backward(dscore, key, query, v, MATH):
+    return dscore * v * query, dscore * v * key, dscore * key * query
+
+
 AFFINE = Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True, triton=NumberFunctions(), cpp="affine")
 AFFINE_TANH = Scorer(
     _affine_shapes,
@@ -205,4 +259,13 @@ DOT = Scorer(
     _dot_score,
     triton=VectorFunctions(dot_query, dot_query_backward, dot_terms, dot_backward, is_product=True),
     cpp="dot",
+)
+COSINE = Scorer(
+    _cosine_shapes,
+    _cosine_key,
+    _cosine_score,
+    normalises=True,
+    initial_v=1.0,
+    triton=VectorFunctions(cosine_query, cosine_query_backward, cosine_terms, cosine_backward, is_product=True),
+    cpp="cosine",
 )

@@ -61,6 +61,11 @@ template <typename T> T dot(const T *a, const T *b, int64_t size) {
     return sum;
 }
 
+// 1 / the length of a vector; SMALLEST_SQUARE of sab/parts/scorers.py keeps it finite.
+template <typename T> T inverse_length(const T *a, int64_t size) {
+    return 1 / std::sqrt(dot(a, a, size) + T(1e-5) * T(size));
+}
+
 // v · tanh(a + b). A division takes longer than all the rest of a quotient, so for float four quotients share one: each
 // denominator is below 420, and their product does not overflow.
 inline double tangent_dot(const double *v, const double *a, const double *b, int64_t size) {

@@ -38,6 +38,7 @@ struct Arguments {
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
     // Forward: gates come in as the input's part and go out as activations.
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary, *mapped;
+    void *key_scale, *query_scale, *scores;
     int32_t *selected;
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
@@ -81,6 +82,7 @@ template <typename T> class Pass {
     const int64_t thread, threads, first, rows, n, d, gate_size;
     const bool query_cancels;
     std::vector<T> scores;  // of all slots of one row
+    std::vector<T> scratch;  // for one key or query
 
   public:
     Pass(const Arguments &a, int64_t thread, int64_t threads)
@@ -89,7 +91,7 @@ template <typename T> class Pass {
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
           query_cancels(a.k_top > 0 &&
                         visit(Scorers{}, a.scorer, [](auto scorer) { return scorer.query_cancels; })),
-          scores(a.slots + 1) {}
+          scores(a.slots + 1), scratch(d) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
@@ -166,6 +168,9 @@ template <typename T> class Pass {
     // A row of the hidden states, or of their gradients, after step t.
     T *hidden(void *base, int64_t t, int64_t row) const { return at(base, schedule.stored(t), row, n); }
     T *key(void *base, int64_t row, int64_t slot) const { return static_cast<T *>(base) + (row * a.slots + slot) * d; }
+    // Of a scorer that normalises: 1 / the length of W_m m, and what the terms of a score are multiplied with.
+    T &key_scale(int64_t row, int64_t slot) const { return static_cast<T *>(a.key_scale)[row * a.slots + slot]; }
+    T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *at(a.query_scale, t, row, 1); }
     const T *weight(const void *pointer) const { return static_cast<const T *>(pointer); }
     // Past its end a row is all zeros, so that nothing grows there that a gradient of 0 would be multiplied with.
     bool ended(int64_t t, int64_t row) const { return a.lengths != nullptr && t >= a.lengths[row]; }
@@ -231,8 +236,11 @@ template <typename T> class Pass {
         product(d, n, at(a.h_hat, t, 0, n), n, a.w_query, at(a.query, t, 0, d), d, false);
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (!scorer.query_cancels)
-                for (int64_t row = first; row < first + rows; row++)
-                    scorer.finish_query(at(a.query, t, row, d), weight(a.scorer_bias), d);
+                for (int64_t row = first; row < first + rows; row++) {
+                    T *query = at(a.query, t, row, d);
+                    scorer.finish_query(query, weight(a.scorer_bias), d);
+                    if constexpr (scorer.normalises) *at(a.query_scale, t, row, 1) = inverse_length(query, d);
+                }
         });
     }
 
@@ -250,10 +258,16 @@ template <typename T> class Pass {
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
                 const T *query = at(a.query, t, row, d), *v = weight(a.v);
+                if constexpr (scorer.normalises) {
+                    T scale = score_scale(t, row);
+                    for (int64_t j = 0; j < d; j++) scratch[j] = scale * query[j];
+                    query = scratch.data();
+                }
                 for (int64_t slot = 0; slot < used; slot++)
                     scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
                 Best<T> found{a.k_top, weights, selected};
                 for (int64_t slot = 0; slot < used; slot++) found.insert(scores[slot], slot);
+                if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
             }
         });
         Weighed<T> s{weights, k, a.dense ? scores.data() : nullptr, used, at(a.norms, t, row, 1)};
@@ -267,7 +281,7 @@ template <typename T> class Pass {
                 add_scaled(summary, weights[i], at(a.store, schedule.microstate(selected[i]), row, n), n);
     }
 
-    void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) const {
+    void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) {
         if (ended(t, row)) return;
         int64_t k = std::min(a.k_top, used);
         const int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
@@ -294,11 +308,32 @@ template <typename T> class Pass {
                 scorer.project_backward(sum, weight(a.w_query), at(a.h_hat, t, row, n), dh_hat, n);
             } else {
                 memset(dquery, 0, d * sizeof(T));
+                if constexpr (scorer.normalises) return normalised_backward(scorer, t, row, k, selected, da, dquery);
                 for (int64_t i = 0; i < k; i++)
                     scorer.score_backward(da[i], key(a.keys, row, selected[i]), at(a.query, t, row, d), weight(a.v),
                                           key(a.dkeys, row, selected[i]), dquery, at(a.dv, 0, row, d), d);
             }
         });
+    }
+
+    // The same where keys and query have length 1: the gradients of the products that they were made from. A key from
+    // before the pass came as it is.
+    template <typename Scorer>
+    void normalised_backward(Scorer scorer, int64_t t, int64_t row, int64_t k, const int32_t *selected, const T *da,
+                             T *dquery) {
+        const T *query = at(a.query, t, row, d), *scores = at(a.scores, t, row, a.k_top);
+        T scale = score_scale(t, row), inverse = *at(a.query_scale, t, row, 1), sum = 0;
+        for (int64_t i = 0; i < k; i++) {
+            T *own = key(a.keys, row, selected[i]), *dkey = key(a.dkeys, row, selected[i]), along = da[i] * scores[i];
+            std::fill(scratch.begin(), scratch.end(), T(0));
+            scorer.score_backward(da[i] * scale, own, query, weight(a.v), scratch.data(), dquery, at(a.dv, 0, row, d),
+                                  d);
+            bool is_new = selected[i] >= a.first_slots;
+            if (is_new) add_scaled(scratch.data(), -along, own, d);
+            add_scaled(dkey, is_new ? key_scale(row, selected[i]) : T(1), scratch.data(), d);
+            sum += along;
+        }
+        add_scaled(dquery, -sum * inverse * inverse, query, d);
     }
 
     void incorporate_forward(int64_t t) const {
@@ -335,8 +370,17 @@ template <typename T> class Pass {
 
     // Makes the keys of the microstates that step t keeps.
     void keep_forward(int64_t t, int64_t slot) const {
-        if (!query_cancels)
-            return product(d, n, hidden(a.store, t, 0), n, a.w_memory, key(a.keys, 0, slot), a.slots * d, false);
+        if (!query_cancels) {
+            product(d, n, hidden(a.store, t, 0), n, a.w_memory, key(a.keys, 0, slot), a.slots * d, false);
+            return visit(Scorers{}, a.scorer, [&](auto scorer) {
+                if constexpr (scorer.normalises)
+                    for (int64_t row = first; row < first + rows; row++) {
+                        T scale = inverse_length(key(a.keys, row, slot), d);
+                        key_scale(row, slot) = scale;
+                        for (int64_t j = 0; j < d; j++) key(a.keys, row, slot)[j] *= scale;
+                    }
+            });
+        }
         int64_t number = schedule.number(t);
         T bias = number < a.bias_size ? weight(a.scorer_bias)[number] : T(0);
         visit(Scorers{}, a.scorer, [&](auto scorer) {

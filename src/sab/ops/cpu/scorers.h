@@ -11,6 +11,7 @@
 //   score             of one key with a finished query
 //   score_backward    adds the gradients of one score, times dscore, to those of the key, of the query before
 //                     finish_query, and of v, which is null where the scorer has none
+//   normalises        whether the loop brings keys and queries to length 1; it then multiplies scores by sqrt(d)
 #pragma once
 
 #include "functions.h"
@@ -18,7 +19,7 @@
 
 struct Affine {
     static constexpr const char *name = "affine";
-    static constexpr bool query_cancels = true;
+    static constexpr bool query_cancels = true, normalises = false;
 
     template <typename T> static T project(const T *w, const T *state, int64_t n) { return dot(state, w, n); }
 
@@ -30,7 +31,7 @@ struct Affine {
 
 struct AffineTanh {
     static constexpr const char *name = "affine_tanh";
-    static constexpr bool query_cancels = true;
+    static constexpr bool query_cancels = true, normalises = false;
 
     template <typename T> static T project(const T *w, const T *state, int64_t n) {
         T sum = 0;
@@ -51,7 +52,7 @@ struct AffineTanh {
 
 struct MLP {
     static constexpr const char *name = "mlp";
-    static constexpr bool query_cancels = false;
+    static constexpr bool query_cancels = false, normalises = false;
 
     template <typename T> static void finish_query(T *query, const T *bias, int64_t d) {
         add_scaled(query, T(1), bias, d);
@@ -77,7 +78,7 @@ struct MLP {
 
 struct Dot {
     static constexpr const char *name = "dot";
-    static constexpr bool query_cancels = false;
+    static constexpr bool query_cancels = false, normalises = false;
 
     template <typename T> static T scale(int64_t d) { return 1 / std::sqrt(T(d)); }
 
@@ -97,4 +98,29 @@ struct Dot {
     }
 };
 
-using Scorers = Parts<Affine, AffineTanh, MLP, Dot>;
+struct Cosine {
+    static constexpr const char *name = "cosine";
+    static constexpr bool query_cancels = false, normalises = true;
+
+    template <typename T> static void finish_query(T *, const T *, int64_t) {}
+
+    template <typename T> static T score(const T *key, const T *query, const T *v, int64_t d) {
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < d; j++) sum += v[j] * key[j] * query[j];
+        return sum;
+    }
+
+    template <typename T>
+    static void score_backward(T dscore, const T *key, const T *query, const T *v, T *dkey, T *dquery, T *dv,
+                               int64_t d) {
+#pragma omp simd
+        for (int64_t j = 0; j < d; j++) {
+            dkey[j] += dscore * v[j] * query[j];
+            dquery[j] += dscore * v[j] * key[j];
+            dv[j] += dscore * key[j] * query[j];
+        }
+    }
+};
+
+using Scorers = Parts<Affine, AffineTanh, MLP, Dot, Cosine>;
