@@ -17,7 +17,7 @@ from sab.parts.cells import Cell
 from sab.parts.incorporations import Incorporation
 from sab.parts.pointwise import compiled
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
-from sab.parts.scorers import NumberFunctions, Scorer, VectorFunctions
+from sab.parts.scorers import SMALLEST_SQUARE, NumberFunctions, Scorer, VectorFunctions
 from sab.parts.weightings import Weighting
 
 keeps = compiled(schedule.keeps)
@@ -96,6 +96,8 @@ def _facts(parts: Parts) -> dict[str, Any]:
         "HAS_C": cell.has_c,
         "SPLITS": cell.splits_gates,
         "NUMBERS": scorer is not None and scorer.query_cancels,
+        "NORMALISES": scorer is not None and scorer.normalises,
+        "SMALLEST": SMALLEST_SQUARE,
         "SAVES_NORM": weighting is not None and weighting.saves_norm,
         "MAPPED": incorporation is not None and incorporation.has_weights,
         "SAVES_MAP": incorporation is not None and incorporation.saves_map,

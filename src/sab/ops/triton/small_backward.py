@@ -34,11 +34,13 @@ def selection(selected, at, count, eight, GROUPS: tl.constexpr, MATH: tl.constex
 def backward_kernel(
     w_held, w_all, w_memory, w_query, v, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
+    key_scale, query_scale, selected_scores,
     dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
     steps, batch, first_slots, slots, seen, k_att, k_trunc,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
-    NUMBERS: tl.constexpr, SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+    NUMBERS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST: tl.constexpr,
+    SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
     INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
     READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
@@ -138,9 +140,11 @@ def backward_kernel(
             used = slots_at(seen + t, seen, first_slots, k_att)
             rows = ()
             key_rows = ()
+            is_new = ()
             for g in tl.static_range(GROUPS):
                 rows = rows + (rows_of(chosen[g], first_slots, seen, k_att, batch, row),)
                 key_rows = key_rows + (tl.where(chosen[g] >= 0, chosen[g] + row.to(tl.int32) * slots, -1),)
+                is_new = is_new + (chosen[g] >= first_slots,)
             read = gather(store, rows, unit, n, "", MATH)
             shares = ()
             for g in tl.static_range(GROUPS):
@@ -224,6 +228,9 @@ def backward_kernel(
                 dscores = WEIGH(dshares, shares, norm, is_last)
                 dq_sums = tl.zeros((NB, 16, 8), DTYPE)
                 dq_number = tl.zeros((NB, 1, 8), DTYPE)
+                inverse = 1.0
+                if NORMALISES:
+                    inverse = tl.load(query_scale + norms_t)
                 for g in tl.static_range(GROUPS):
                     is_there = rows[g] >= 0
                     dscore = tl.where(is_there, dscores[g], 0.0)
@@ -235,7 +242,15 @@ def backward_kernel(
                         dq_number += dscore
                     else:
                         key = own_keys[g].to(DTYPE)
+                        if NORMALISES:  # of the products that keys and query were made from, unless a key came as it is
+                            place = g * 8 + eight
+                            along = dscore * get(selected_scores + list_t + place, place < K, "", MATH)
+                            key_inverse = get(key_scale + key_rows[g], is_new[g], "", MATH)
+                            dq_number += along
+                            dscore *= inverse / SCALE
                         dkey, dq_term, dv_term = SCORE(dscore, key, q[:, :, None], v_vector[:, :, None], MATH)
+                        if NORMALISES:
+                            dkey = tl.where(is_new[g], (dkey - along * key) * key_inverse, dkey)
                         dq_sums += dq_term
                         if HAS_V:
                             dv_sums += dv_term
@@ -253,6 +268,8 @@ def backward_kernel(
                         dh_hat += total * wq_vector * SLOPE(provisional, SCORE_MATH)
                 else:
                     dq = QUERY(tl.sum(dq_sums, 2), SCALE)
+                    if NORMALISES:
+                        dq -= inverse * inverse * tl.sum(dq_number, 2) * q
                     put(dquery + query_t + unit, dq, there, MATH)
                     if RESIDENT:
                         dh_hat += product(wq, dq, TYPE)

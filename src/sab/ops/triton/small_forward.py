@@ -7,7 +7,16 @@ import triton.language as tl
 
 from sab.ops.triton.access import put
 from sab.ops.triton.functions import keeps, slots_at
-from sab.ops.triton.small_parts import eight_of, gather, inner, product, resident, rows_of, streamed
+from sab.ops.triton.small_parts import (
+    eight_of,
+    gather,
+    inner,
+    inverse_length,
+    product,
+    resident,
+    rows_of,
+    streamed,
+)
 from sab.ops.triton.small_select import (
     fragments,
     insert,
@@ -45,10 +54,12 @@ def hidden_products(w, w_all, h, h_at, unit, n: tl.constexpr, GATES: tl.constexp
 def forward_kernel(
     w_held, w_all, b_hh, w_memory, w_query, scorer_bias, v, b_incorporate, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
+    key_scale, query_scale, selected_scores,
     steps, batch, first_slots, slots, seen, k_att, bias_size,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
-    NUMBERS: tl.constexpr, MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
+    NUMBERS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST: tl.constexpr,
+    MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
     INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
     P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr, BY_PRODUCTS: tl.constexpr,
@@ -112,7 +123,7 @@ def forward_kernel(
     row_t = row * n  # in h_hat, summary, mapped, hidden_new
     query_t = query + row * d
     list_t = row * K
-    norms_t = norms + row
+    norms_t = row
     h = tl.load(store_t + unit, mask=here, other=0)
     c_now = h
     if HAS_C:
@@ -171,19 +182,27 @@ def forward_kernel(
                     q = streamed(w_all + W_QUERY, n, 1, n, unit, d, h_hat + row_t, DTYPE)
                 q = QUERY(q, q_bias, SCALE)
                 put(query_t + unit, q, there, MATH)
+                if NORMALISES:
+                    inverse = inverse_length(q, d, SMALLEST)
+                    tl.store(query_scale + norms_t, inverse)
+                    q *= inverse / SCALE
                 q_column = q.reshape(P)
                 if BY_PRODUCTS:
+                    if HAS_V:
+                        q_column *= v_column
                     factor = fragments(q_column, NB, MATH)
                     scores, chosen = select_by_products(own_keys, ahead, used, factor, place, K, MATH)
                 elif PACKED:
                     scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, TERMS, MATH)
                 else:
                     scores, chosen = select_exactly(own_keys, used, q_column, v_column, place, K, d, TERMS, MATH, DTYPE)
+            if NORMALISES:
+                put(selected_scores + list_t + place, tl.where(chosen >= 0, scores, 0.0), is_first, MATH)
             shares, norm = WEIGH(scores, chosen >= 0)
             put(selected + list_t + place, chosen, is_first, MATH)
             put(weights + list_t + place, shares, is_first, MATH)
             if SAVES_NORM:
-                put(norms_t + 0 * place, norm + 0.0 * shares, is_first & (place == 0), MATH)
+                put(norms + norms_t + 0 * place, norm + 0.0 * shares, is_first & (place == 0), MATH)
             rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
             own_rows = ()
             own_shares = ()
@@ -232,6 +251,10 @@ def forward_kernel(
                         new_key = product(wm, h, TYPE)
                     else:
                         new_key = streamed(w_all + W_MEMORY, n, 1, n, unit, d, store_t + batch * n, DTYPE)
+                    if NORMALISES:
+                        inverse = inverse_length(new_key, d, SMALLEST)
+                        tl.store(key_scale + row * slots + slot, inverse)
+                        new_key *= inverse
                     put(keys + (row * slots + slot) * d + unit, new_key, there, MATH)
             tl.debug_barrier()  # what was stored will be read by other threads
 

@@ -91,6 +91,12 @@ def inner(x, y):
     return tl.sum(tl.sum(x * y, 1), 0)
 
 
+@triton.jit
+def inverse_length(x, size: tl.constexpr, SMALLEST: tl.constexpr):
+    """1 / the length of a vector [P / 16, 16] of which `size` entries are in use, finite also for 0."""
+    return 1.0 / tl.sqrt(inner(x, x) + SMALLEST * size)
+
+
 # The memory
 
 
