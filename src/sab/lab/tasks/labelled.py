@@ -3,7 +3,8 @@
 All sequences of a task are padded to the same length, so that the shapes of batches never change and a CUDA graph of a
 training step serves all of them. The padding comes after a sequence, and the model reads forwards: its output at the
 sequence's own last step is that of the sequence alone. Loss and metrics read the outputs there, so nothing that
-follows has a part in them or in their gradients, and the model need not know the lengths.
+follows has a part in them or in their gradients, and the model need not know the lengths. The steps of the padding are
+computed all the same: a state that overflows there makes the gradients NaN.
 """
 
 from __future__ import annotations
