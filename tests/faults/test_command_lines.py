@@ -68,7 +68,7 @@ CHEAP: dict[str, Sequence[Sequence[str]]] = {
 POSITIONAL = {
     "run": ("trained", "trained", "characters", *PATHS),
     "file": ("file", *PATHS),
-    "name": ("ptb", "text8", "mnist", "PTB", ""),
+    "name": ("ptb", "text8", "mnist", "ecg", "PTB", ""),
     "tasks": ("copying", "adding", "mnist", "knitting"),
 }
 TRAIN_TASKS = ("copying", "adding") * 6 + (*TASKS, "Copying", "")

@@ -21,6 +21,7 @@ import sab
 from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.commands import training
+from sab.lab.data.store import folders
 from sab.lab.experiments import demo as demo_module
 from sab.lab.experiments.demo import RECIPE, demo
 from sab.lab.models import ModelConfig
@@ -91,7 +92,7 @@ def test_help_and_version(capsys: Capture) -> None:
     assert run() == 2
     assert capsys.readouterr().out == told
     assert run("train", "--help") == 0
-    assert "TASK is one of copying, adding, ptb, text8, mnist;" in capsys.readouterr().out
+    assert f"TASK is one of {', '.join(TASKS)};" in capsys.readouterr().out
     for command in cli.COMMANDS.keys() - {"train"}:
         assert run(command, "--help") == 0
         assert f"usage: sab {command}" in capsys.readouterr().out
@@ -309,8 +310,8 @@ def test_data_get_and_list(tiny_data: Path, capsys: Capture) -> None:
     assert run("data", "get", "--help") == 0
     assert "--from" in capsys.readouterr().out
     assert run("data", "list", "--data-dir", "here") == 0
-    assert [line.split("  ")[-2].strip() for line in capsys.readouterr().out.splitlines()[1:]] == ["not here"] * 4
-    for name in ("ptb", "text8", "mnist"):
+    assert [line.split("  ")[-2].strip() for line in capsys.readouterr().out.splitlines()[1:]] == ["not here"] * 8
+    for name in ("ptb", "text8", "mnist", "osuleaf", "plaid", "ecg", "imdb"):
         assert run("data", "get", name, "--from", tiny_data, "--data-dir", "here") == 0
         told = capsys.readouterr().out.splitlines()
         assert told[0].startswith(f"{name}: ")
@@ -323,6 +324,20 @@ def test_data_get_and_list(tiny_data: Path, capsys: Capture) -> None:
     assert run("train", "mnist", *TINY, "--permuted", "--data-dir", "here", "--out", "run") == 0
     assert "permuted mnist sab" in capsys.readouterr().out
     assert "data_dir" not in Path("run/config.json").read_text(), "where data lie is no part of what is computed"
+
+
+def test_series_of_different_lengths(capsys: Capture) -> None:
+    assert run("train", "series", "--dataset", "plaid", *TINY, "--k-att", "50", "--eval-batches", "None") == 0
+    (out,) = Path("runs").iterdir()
+    assert out.name == "series-plaid-sab-lstm6-seed0"
+    assert "On unseen data: accuracy " in capsys.readouterr().out
+    stored = json.loads((out / "result.json").read_text())["metrics"]
+    assert run("eval", out) == 0
+    assert numbers(capsys)["accuracy"] == pytest.approx(stored["accuracy"], abs=1e-3)
+    assert run("plot", out) == 0
+    assert run("report", out, "-o", "page.html") == 0
+    assert "plaid" in Path("page.html").read_text()
+    assert mistake(capsys, "train", "series", "--dataset", "fish").startswith("--dataset must be ")
 
 
 def test_plot(trained: Path, capsys: Capture) -> None:
@@ -438,9 +453,9 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
     ("arguments", "start"),
     [
         (["knit"], f"command must be one of {', '.join(cli.COMMANDS)}; got 'knit'."),
-        (["train"], "TASK must be one of copying, adding, ptb, text8, mnist; got none."),
-        (["train", "knitting"], "TASK must be one of copying, adding, ptb, text8, mnist; got 'knitting'."),
-        (["train", "--length", "3"], "TASK must be one of copying, adding, ptb, text8, mnist; got '--length'."),
+        (["train"], f"TASK must be one of {', '.join(TASKS)}; got none."),
+        (["train", "knitting"], f"TASK must be one of {', '.join(TASKS)}; got 'knitting'."),
+        (["train", "--length", "3"], f"TASK must be one of {', '.join(TASKS)}; got '--length'."),
         (["train", "copying", "--eval-batches", "None"], "--eval-batches must be a whole number for task copying"),
         (["train", "ptb", "--data-dir", "no"], "--data-dir must hold ptb; 'ptb.train.txt' is not in 'no/ptb'"),
         (["train", "ptb", "--length", "100000"], "--length must be at most"),
@@ -450,7 +465,10 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
         (["score", "nowhere", "file"], "RUN 'nowhere' must be the folder of a run; there is no such folder."),
         (["data"], "data must be followed by get or list; got nothing."),
         (["data", "knit"], "data must be followed by get or list; got knit."),
-        (["data", "get", "knitting"], "NAME must be one of ptb, text8, mnist; got 'knitting'."),
+        (
+            ["data", "get", "knitting"],
+            f"NAME must be one of {', '.join(folders())}; got 'knitting'.",
+        ),
         (["data", "get", "ptb", "--from", "no", "--data-dir", "no"], "--from 'no' must be a folder or an archive;"),
         (["data", "get", "ptb", "--from", "file", "--data-dir", "no"], "--from 'file' must hold ptb.train.txt, "),
         (["train", "copying", "--length", "0"], "--length must be a whole number of at least 1; got 0."),

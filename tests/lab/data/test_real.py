@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sab.lab import data
 from sab.lab.data import DATASETS
-from sab.lab.tasks import MNIST, PTB, Text8
+from sab.lab.tasks import ECG, IMDB, MNIST, PTB, Series, StoredTask, Text8
 from sab.lab.tasks.base import SPLITS
 from sab.lab.tasks.stored import forget_examples
 
@@ -53,3 +54,40 @@ def test_mnist() -> None:
     assert labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert int(images.max()) == 255
     assert task.examples("test")[1][:5].tolist() == [7, 2, 1, 0, 4]
+
+
+@pytest.mark.parametrize("task", [Series("osuleaf"), Series("plaid")], ids=lambda task: task.dataset)
+def test_series(task: Series) -> None:
+    if not data.has(task.dataset, FOLDER):
+        pytest.skip(f"{task.dataset} is not at hand")
+    forget_examples()
+    task = replace(task, data_dir=FOLDER)
+    assert _counts(task) == REAL[task.dataset].counts
+    _, targets = task.examples("test")
+    labels, lengths = targets.t()
+    assert set(labels.tolist()) == set(range(task.output_size))
+    assert labels.bincount().max() / len(labels) == pytest.approx(task.headline.chance, abs=5e-4)
+    assert (int(lengths.min()), int(lengths.max())) == {"osuleaf": (427, 427), "plaid": (134, 1000)}[task.dataset]
+
+
+@needs("ecg")
+def test_ecg() -> None:
+    forget_examples()
+    task = ECG(data_dir=FOLDER)
+    assert _counts(task) == (5_250 - 423, 82, 270)
+    _, targets = task.examples("test")
+    assert targets.square().mean().item() == pytest.approx(task.headline.chance, abs=5e-3)
+
+
+@needs("imdb")
+def test_imdb() -> None:
+    forget_examples()
+    task = IMDB(data_dir=FOLDER)
+    assert _counts(task) == REAL["imdb"].counts
+    _, targets = task.examples("test")
+    assert targets[:, 0].bincount().tolist() == [1281, 1219]
+    assert int(targets[:, 1].max()) == 1000
+
+
+def _counts(task: StoredTask) -> tuple[int, ...]:
+    return tuple(task.count(split) for split in SPLITS)

@@ -10,6 +10,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -110,11 +111,11 @@ def test_what_is_whole_is_left_as_it_is(here: Path, tiny_data: Path) -> None:
     assert [path.stat().st_mtime_ns for path in paths] == before
 
 
-@pytest.mark.parametrize("kind", ["zip", "tgz"])
+@pytest.mark.parametrize("kind", ["zip", "tgz", "whl"])
 def test_from_an_archive(here: Path, tmp_path: Path, kind: str) -> None:
     inside = {f"simple-examples/data/{name}": content for name, content in zip(NAMES, PTB, strict=True)}
     path = tmp_path / f"packed.{kind}"
-    (zipped if kind == "zip" else tar)(path, {"simple-examples/README": b"...", **inside})
+    (tar if kind == "tgz" else zipped)(path, {"simple-examples/README": b"...", **inside})
     data.get("ptb", here, path)
     assert data.load("ptb", here) == tuple(PTB)
 
@@ -155,7 +156,8 @@ def test_a_source_that_has_it_not(here: Path, tmp_path: Path, make: Any, sentenc
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_data: Path) -> None:
     (tmp_path / "file").write_text("precious")
     assert told(data.get, "ptb", tmp_path / "file", tiny_data).startswith("data_dir ")
-    assert told(data.get, "knitting") == "name must be one of ptb, text8, mnist; got 'knitting'."
+    names = "ptb, text8, mnist, osuleaf, plaid, ecg, imdb"
+    assert told(data.get, "knitting") == f"name must be one of {names}; got 'knitting'."
 
 
 # Public sources, which are files here
@@ -181,6 +183,20 @@ def test_download(here: Path, tmp_path: Path, tiny_data: Path, monkeypatch: pyte
     assert data.load("ptb", here) == tuple(PTB)
     assert sorted(path.name for path in (here / "ptb").iterdir()) == sorted(NAMES)
     assert (NAMES[1], len(PTB[1]), len(PTB[1])) in heard
+
+
+def test_a_file_from_a_package_that_is_far_larger(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (content,) = tiny.contents()["ecg"]
+    others = np.random.default_rng(0).bytes(2 * 2**20)
+    wheel = zipped(tmp_path / "sktime.whl", {"sktime/other.bin": others, "sktime/data/mitdb/mitdb.csv": content})
+    for size, reason in ((0, "it is larger than"), (wheel.stat().st_size, None)):
+        file = replace(DATASETS["ecg"].files[0], urls=(wheel.as_uri(),), archive_size=size)
+        monkeypatch.setitem(DATASETS, "ecg", replace(DATASETS["ecg"], files=(file,)))
+        if reason is None:
+            assert data.get("ecg", here)[1] == [here / "ecg" / "mitdb.csv"]
+        else:
+            assert reason in told(data.get, "ecg", here)
+    assert data.load("ecg", here) == (content,)
 
 
 def test_a_download_that_is_something_else_is_kept_aside(

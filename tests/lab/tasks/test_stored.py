@@ -12,7 +12,7 @@ import torch
 
 from sab.errors import UserError
 from sab.lab.data import DATASETS, formats
-from sab.lab.tasks import MNIST, PTB, Split, StoredTask, Text8, stored
+from sab.lab.tasks import ECG, IMDB, MNIST, PTB, Series, Split, StoredTask, Text8, stored
 from sab.lab.tasks.base import SPLITS
 from sab.lab.tasks.mnist import permutation
 from tests.lab import tiny
@@ -20,7 +20,9 @@ from tests.lab import tiny
 pytestmark = pytest.mark.usefixtures("tiny_data")
 CPU, FLOAT = torch.device("cpu"), torch.float32
 every_task = pytest.mark.parametrize(
-    "task", [PTB(length=7), Text8(), Text8(part="prefix", length=31), MNIST()], ids=lambda task: task.title
+    "task",
+    [PTB(length=7), Text8(), Text8(part="prefix", length=31), MNIST(), Series(), Series("plaid"), ECG(), IMDB()],
+    ids=lambda task: task.title,
 )
 
 

@@ -14,7 +14,7 @@ import pytest
 from sab.config import SABConfig
 from sab.lab.files import write_text
 from sab.lab.models import ModelConfig
-from sab.lab.tasks import Adding, Copying
+from sab.lab.tasks import TASKS, Adding, Copying
 from sab.lab.training import Result, Run, RunConfig, TrainConfig
 from sab.lab.training import run as run_module
 
@@ -158,7 +158,7 @@ def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp
         ("{}", "not one: KeyError 'task'"),
         (
             '{"task": {"name": "knitting"}}',
-            "not one: task must be one of copying, adding, ptb, text8, mnist; got 'knitting'",
+            f"not one: task must be one of {', '.join(TASKS)}; got 'knitting'",
         ),
         ('{"task": {"name": "adding", "width": 3}}', "not one: TypeError .*width"),
         ('{"task": {"name": "adding"}, "model": {"k_top": -1}}', "not one: k_top must be"),

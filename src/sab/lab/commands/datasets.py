@@ -35,12 +35,12 @@ def data_get(
     source: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
     data_dir: Path | None = None,
 ) -> int:
-    """Get a data set: ptb, text8 or mnist.
+    """Get a data set: ptb, text8, mnist, osuleaf, plaid, ecg or imdb.
 
     Args:
         name: Which data set.
-        source: Folder or archive (.zip, .tar.gz) that has its files, plain or as .gz or .xz, or the one file that it
-            is; None gets them from their public source.
+        source: Folder or archive (.zip, .whl, .tar.gz) that has its files, plain or as .gz or .xz, or the one file
+            that it is; None gets them from their public source.
         data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
     """
     from sab.lab.data.progress import Bar

@@ -1,4 +1,4 @@
-"""Reading untrusted files: .gz, .xz, .zip, .tar and plain ones, and IDX arrays.
+"""Reading untrusted files: .gz, .xz, .zip, .whl, .tar and plain ones, and IDX arrays.
 
 Nothing is unpacked onto the disk, so no name inside an archive can point anywhere. At most the bytes that the caller
 expects are read, in small parts, and the lists of members are bounded, so that no archive can be a bomb.
@@ -24,7 +24,9 @@ from typing import Any, Protocol
 import numpy as np
 
 PACKED = (".gz", ".xz")
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
+ZIPS = (".zip", ".whl")
+"""A wheel, a package of PyPI, is a .zip archive."""
+ARCHIVES = (*ZIPS, ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 MOST_MEMORY = 256 * 2**20
 """Most memory for unpacking an .xz file; the strongest setting of the tool needs 65 MiB."""
 MOST_IN_AN_ARCHIVE = 4 * 2**30
@@ -109,7 +111,7 @@ Members = Generator[tuple[str, Callable[[], Stream]], None, None]
 
 def _members(path: Path) -> Members:
     """The base names of the files in an archive, with functions that open them; no links, no folders."""
-    found = _members_of_zip(path) if path.name.lower().endswith(".zip") else _members_of_tar(path)
+    found = _members_of_zip(path) if path.name.lower().endswith(ZIPS) else _members_of_tar(path)
     with contextlib.closing(found):
         yield from found
 

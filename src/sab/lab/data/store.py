@@ -187,7 +187,7 @@ def _version_in(source: Path, chosen: list[Dataset]) -> Dataset:
         if any(_holds(source, dataset, file) for file in dataset.files):
             return dataset
     wanted = " or ".join(", ".join(file.name for file in dataset.files) for dataset in chosen)
-    packed = "plain or as .gz or .xz, in a folder, a .zip or a .tar.gz"
+    packed = "plain or as .gz or .xz, in a folder, a .zip, a .whl or a .tar.gz"
     raise UserValueError(f"from {str(source)!r} must hold {wanted}, {packed}; it holds none of them.", "from")
 
 
@@ -260,8 +260,8 @@ def _download(dataset: Dataset, file: DataFile, target: Path, on_progress: OnPro
 
 
 def _fetch(url: str, path: Path, file: DataFile, on_progress: OnProgress) -> None:
-    """Downloads an address into a file, unless it is larger than the expected content."""
-    most = file.size + 2**20
+    """Downloads an address into a file, unless it is larger than the expected content or archive."""
+    most = max(file.size, file.archive_size) + 2**20
     with urlopen(Request(url, headers={"User-Agent": "sab"}), timeout=TIMEOUT) as response, path.open("wb") as out:
         length = response.headers.get("Content-Length")
         total = int(length) if length and length.isdecimal() else None

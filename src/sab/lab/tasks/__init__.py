@@ -6,14 +6,20 @@ from sab.lab.tasks.adding import Adding
 from sab.lab.tasks.base import DrawnTask, Headline, Split, Task
 from sab.lab.tasks.characters import CharacterTask
 from sab.lab.tasks.copying import Copying
+from sab.lab.tasks.ecg import ECG
+from sab.lab.tasks.imdb import IMDB
+from sab.lab.tasks.labelled import LabelledTask
 from sab.lab.tasks.mnist import MNIST
 from sab.lab.tasks.ptb import PTB
+from sab.lab.tasks.series import Series
 from sab.lab.tasks.stored import StoredTask
 from sab.lab.tasks.text8 import Text8
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Copying, Adding, PTB, Text8, MNIST)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Copying, Adding, PTB, Text8, MNIST, Series, ECG, IMDB)}
 
 __all__ = [
+    "ECG",
+    "IMDB",
     "MNIST",
     "PTB",
     "TASKS",
@@ -22,6 +28,8 @@ __all__ = [
     "Copying",
     "DrawnTask",
     "Headline",
+    "LabelledTask",
+    "Series",
     "Split",
     "StoredTask",
     "Task",
