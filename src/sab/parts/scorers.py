@@ -195,7 +195,7 @@ def dot_backward(dscore, key, query, v, MATH):
 
 
 def _cosine_shapes(n: int, d: int, max_microstates: int | None) -> dict[str, tuple[int, ...]]:
-    return {"w_memory": (d, n), "w_query": (d, n), "v": (d,)}
+    return {"w_memory": (d, n), "w_query": (d, n), "bias": (d,), "v": (d,)}
 
 
 def unit(x: Tensor) -> Tensor:
@@ -212,13 +212,13 @@ def _cosine_key(w: ScorerWeights, microstate: Tensor, number: Tensor) -> Tensor:
 def _cosine_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
     assert w.w_query is not None
     assert w.v is not None
-    query = w.v * unit(F.linear(h, w.w_query))
+    query = w.v * unit(F.linear(h, w.w_query, w.bias))
     return (keys @ query.unsqueeze(-1)).squeeze(-1) * math.sqrt(keys.shape[-1])
 
 
 @pointwise
 def cosine_query(product, bias, SCALE):
-    return product
+    return product + bias
 
 
 @pointwise

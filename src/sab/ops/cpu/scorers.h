@@ -102,7 +102,9 @@ struct Cosine {
     static constexpr const char *name = "cosine";
     static constexpr bool query_cancels = false, normalises = true;
 
-    template <typename T> static void finish_query(T *, const T *, int64_t) {}
+    template <typename T> static void finish_query(T *query, const T *bias, int64_t d) {
+        add_scaled(query, T(1), bias, d);
+    }
 
     template <typename T> static T score(const T *key, const T *query, const T *v, int64_t d) {
         T sum = 0;
