@@ -91,7 +91,7 @@ def test_help_and_version(capsys: Capture) -> None:
     assert run() == 2
     assert capsys.readouterr().out == told
     assert run("train", "--help") == 0
-    assert "TASK is one of copying, adding, ptb, text8, mnist;" in capsys.readouterr().out
+    assert "TASK is one of copying, adding, recall, ptb, text8, mnist;" in capsys.readouterr().out
     for command in cli.COMMANDS.keys() - {"train"}:
         assert run(command, "--help") == 0
         assert f"usage: sab {command}" in capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_tasks(capsys: Capture) -> None:
 @pytest.mark.parametrize("method", ["sab", "tbptt", "bptt"])
 def test_train_every_task_by_every_method(task: str, method: str, capsys: Capture) -> None:
     has_length = "length" in TASKS[task]().options()
-    assert run("train", task, *(["--length", "3"] if has_length else []), *TINY, "--method", method) == 0
+    assert run("train", task, *(["--length", "30"] if has_length else []), *TINY, "--method", method) == 0
     (out,) = Path("runs").iterdir()
     assert out.name.startswith(f"{task}-3" if has_length else task)
     assert f"{method}-lstm6-seed0" in out.name
@@ -438,9 +438,9 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
     ("arguments", "start"),
     [
         (["knit"], f"command must be one of {', '.join(cli.COMMANDS)}; got 'knit'."),
-        (["train"], "TASK must be one of copying, adding, ptb, text8, mnist; got none."),
-        (["train", "knitting"], "TASK must be one of copying, adding, ptb, text8, mnist; got 'knitting'."),
-        (["train", "--length", "3"], "TASK must be one of copying, adding, ptb, text8, mnist; got '--length'."),
+        (["train"], "TASK must be one of copying, adding, recall, ptb, text8, mnist; got none."),
+        (["train", "knitting"], "TASK must be one of copying, adding, recall, ptb, text8, mnist; got 'knitting'."),
+        (["train", "--length", "3"], "TASK must be one of copying, adding, recall, ptb, text8, mnist; got '--length'."),
         (["train", "copying", "--eval-batches", "None"], "--eval-batches must be a whole number for task copying"),
         (["train", "ptb", "--data-dir", "no"], "--data-dir must hold ptb; 'ptb.train.txt' is not in 'no/ptb'"),
         (["train", "ptb", "--length", "100000"], "--length must be at most"),

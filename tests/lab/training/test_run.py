@@ -158,7 +158,7 @@ def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp
         ("{}", "not one: KeyError 'task'"),
         (
             '{"task": {"name": "knitting"}}',
-            "not one: task must be one of copying, adding, ptb, text8, mnist; got 'knitting'",
+            "not one: task must be one of copying, adding, recall, ptb, text8, mnist; got 'knitting'",
         ),
         ('{"task": {"name": "adding", "width": 3}}', "not one: TypeError .*width"),
         ('{"task": {"name": "adding"}, "model": {"k_top": -1}}', "not one: k_top must be"),

@@ -8,10 +8,11 @@ from sab.lab.tasks.characters import CharacterTask
 from sab.lab.tasks.copying import Copying
 from sab.lab.tasks.mnist import MNIST
 from sab.lab.tasks.ptb import PTB
+from sab.lab.tasks.recall import Recall
 from sab.lab.tasks.stored import StoredTask
 from sab.lab.tasks.text8 import Text8
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Copying, Adding, PTB, Text8, MNIST)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Copying, Adding, Recall, PTB, Text8, MNIST)}
 
 __all__ = [
     "MNIST",
@@ -22,6 +23,7 @@ __all__ = [
     "Copying",
     "DrawnTask",
     "Headline",
+    "Recall",
     "Split",
     "StoredTask",
     "Task",
