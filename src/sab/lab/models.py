@@ -187,14 +187,13 @@ class SequenceModel(nn.Module):
         The state is a `SABState` for every method; that of torch.nn's layers has an empty memory, and no attention.
         `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
         """
-        if return_attention and self.config.method in OF_TORCH:
-            raise UserValueError(
-                f"return_attention must be False where method is {self.config.method!r}, which has no memory; got True.",
-                "return_attention",
-            )
-        if self.config.method in OF_TORCH:
+        method, attention = self.config.method, None
+        if method in OF_TORCH:
+            if return_attention:
+                raise UserValueError(
+                    f"return_attention must be False where method is {method!r}; got True.", "return_attention"
+                )
             hidden, state = self._run_torch(self._encode(inputs), hx)
-            attention = None
         else:
             hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
         if kept is not None:
