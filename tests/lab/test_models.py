@@ -261,9 +261,7 @@ def test_the_state_of_torchs_layers_continues(cell: str) -> None:
 def test_the_layers_of_torch_have_no_attention() -> None:
     model = make_model(method="torch", readout="hidden+summary")
     assert model.readout_attention is None
-    with pytest.raises(
-        UserError, match=r"^return_attention must be False where method is 'torch'; got True"
-    ):
+    with pytest.raises(UserError, match=r"^return_attention must be False where method is 'torch'; got True"):
         model(randn(8, 2, 3), return_attention=True)
     with pytest.raises(UserError, match=r"^module must be or have one SAB layer"):
         sab.trace(model, randn(8, 2, 3))
