@@ -52,7 +52,8 @@ ENTRIES = dict.fromkeys(("problem", "cell", "method"), str) | {
     "is_finite": bool,
     "best": float | None,
 }
-"""What these records have besides the entries of all."""
+"""What these records have besides the entries of all: whether every loss, gradient and metric was finite, and the best
+headline metric of an evaluation on validation data, among others."""
 
 
 @dataclass(frozen=True)
