@@ -13,10 +13,11 @@ import torch
 
 from sab.config import SABConfig
 from sab.lab import cli
-from sab.lab.experiments import dropin, records
+from sab.lab.experiments import dropin
 from sab.lab.experiments.dropin import METHODS, PROBLEMS, RATES, SELECTION_SEED, DropInRow, Part, Problem, best_rate
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run
+from tests.lab.report.made_up import drop_in_record as made
 from tests.lab.training.runs import spoil_loss
 from tools.dropin import page_part
 from tools.pages import ROOT, with_part
@@ -58,19 +59,6 @@ def mistake(capsys: Capture, *arguments: str) -> str:
 
 def found() -> dict[tuple[str, int], dict[str, Any]]:
     return {(record["row"], record["seed"]): record for record in dropin.load(RESULTS)}
-
-
-def made(problem: Problem, rate: float, seed: int, valid: float, test: float, **entries: Any) -> dict[str, Any]:
-    """A record that nobody ran."""
-    row = DropInRow(problem, problem.cells[0], "sab", rate)
-    metric = problem.make_task().headline.metric
-    record = {"schema": records.SCHEMA, "row": row.id, "task": "dropin", "seed": seed, "status": "finished"}
-    record |= {"message": "finished.", "iterations": 4, "solved_at": None, "metrics": {metric: test}}
-    record |= {"valid": {metric: valid}, "best_at": 2 if problem.is_real else None, "epochs": 1.0, "history": []}
-    record |= {"wall_time": 5.0, "device": "cpu", "versions": {"torch": "2.11"}, "commit": None, "data": problem.task}
-    record |= {"date": "2026-01-02T03:04:05+00:00", "config": row.config(seed).to_json(), "problem": problem.name}
-    record |= {"cell": row.cell, "method": "sab", "rate": rate, "parameters": 9, "is_finite": True, "best": valid}
-    return {**record, **entries}
 
 
 # The table

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -46,14 +46,19 @@ CELLS = ("lstm", "gru", "rnn_tanh")
 RATES = (5e-4, 2e-3, 8e-3)
 SELECTION_SEED = 1000
 """The seed of the runs that choose a learning rate; it is never reported."""
-ENTRIES = dict.fromkeys(("problem", "cell", "method"), str) | {
+ENTRIES = {
+    "problem": str,
+    "cell": Literal[CELLS],
+    "method": Literal[METHODS],
     "rate": float,
     "parameters": int,
     "is_finite": bool,
     "best": float | None,
+    "valid": records.Metrics,
+    "best_at": int | None,
 }
-"""What these records have besides the entries of all: whether every loss, gradient and metric was finite, and the best
-headline metric of an evaluation on validation data, among others."""
+"""Entries that every record of this table has, besides those of all records. `is_finite`: whether every loss, gradient
+and metric was; `best`: the best headline metric of an evaluation, on validation data."""
 
 
 @dataclass(frozen=True)
