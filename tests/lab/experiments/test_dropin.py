@@ -208,6 +208,12 @@ def test_processes_share_the_table_and_joined_files_are_one(capsys: Capture) -> 
     assert sorted(seed for _, seed in found()) == [0, 1, 1000, 1000, 1000]
 
 
+def test_a_slice_may_be_empty(capsys: Capture) -> None:
+    few = ["copying-2", "--cells", "lstm", "--methods", "torch", "--seeds", "0", "--rates", "2e-3"]
+    assert run(*few, "--slice", "2/2") == 0
+    assert capsys.readouterr().out.startswith("All 0 runs are at their end")
+
+
 def test_a_run_that_is_not_finite_is_recorded_as_such(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     few = ["copying-2", "--cells", "gru", "--methods", "sab", "--rates", "2e-3"]
     with monkeypatch.context() as patch:
