@@ -224,7 +224,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_has_its_place_in_the_site() -> None:
-    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= listed, "add it to nav in mkdocs.yml"
 
 

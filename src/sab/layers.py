@@ -409,6 +409,16 @@ class SABRNN(SABLayer):
         self.nonlinearity = nonlinearity
 
 
+def start_input_weights(weight: Tensor) -> None:
+    """Draw the input weights [gates * hidden_size, input_size] of a first layer anew, by their fan-in.
+
+    They are uniform with standard deviation 1/sqrt(input_size), so that an input whose entries are about 1 in size
+    changes the gates by about 1, however large the hidden state is. `torch.nn` draws within 1/sqrt(hidden_size).
+    """
+    bound = math.sqrt(3 / weight.shape[1])
+    nn.init.uniform_(weight, -bound, bound)
+
+
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     """The constructor arguments that a `torch.nn` layer and ours have in common, read off either."""
     names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]

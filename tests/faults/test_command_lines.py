@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from sab.config import SABConfig
 from sab.lab import cli
-from sab.lab.commands import datasets
+from sab.lab.commands import datasets, experiments
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import TASKS, StoredTask
 from sab.lab.training import TrainConfig
@@ -61,6 +61,7 @@ CHEAP: dict[str, Sequence[Sequence[str]]] = {
     "demo": [["--seed", "x"], ["--seed", "-1"], ["extra"]],
     "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"], ["--compiled-steps", "0"]],
     "reproduce": [["--list"], ["--status"]],
+    "reproduce drop-in": [["--list"]],
     "doctor": [["extra"], ["--nothing"]],
     "report": [["missing"], ["file"], ["--nothing"]],
 }
@@ -73,7 +74,7 @@ POSITIONAL = {
 }
 TRAIN_TASKS = ("copying", "adding") * 6 + (*TASKS, "Copying", "")
 OTHERS = [name for name in cli.COMMANDS if name not in ("train", "tasks", *ENDLESS)]
-OTHERS += ["eval", "info", "sample", "score", "data list", "data get"]
+OTHERS += ["eval", "info", "sample", "score", "data list", "data get", "reproduce drop-in"]
 Draw = typing.Callable[..., Any]
 
 
@@ -112,7 +113,9 @@ def _train_lines(draw: Draw) -> list[str]:
 @st.composite
 def _other_lines(draw: Draw) -> list[str]:
     name = draw(st.sampled_from(OTHERS))
-    command = {"data list": datasets.data_list, "data get": datasets.data_get}.get(name) or cli.COMMANDS[name]
+    of_two_words = {"data list": datasets.data_list, "data get": datasets.data_get}
+    of_two_words["reproduce drop-in"] = experiments.drop_in
+    command = of_two_words.get(name) or cli.COMMANDS[name]
     words = name.split()
     kinds = {} if name == "data" else typing.get_type_hints(command, include_extras=True)
     kinds.pop("return", None)

@@ -29,7 +29,7 @@ from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.data import DATASETS, formats, store
 from sab.lab.data.formats import Unreadable
-from sab.lab.experiments import records, reproduce
+from sab.lab.experiments import dropin, records, reproduce
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
 from sab.lab.report import performance, results, tables
@@ -39,7 +39,9 @@ from sab.lab.training.progress import show_headline, show_seconds
 from tests.faults.damage import damaged, damaged_json, damaged_lines, damaged_tensors, damaged_value
 from tests.faults.watch import watching
 from tests.lab import tiny
+from tests.lab.report.made_up import drop_in_record
 from tests.lab.report.made_up import record as made_up_record
+from tools.dropin import page_part as drop_in_part
 from tools.performance import page_part as bench_page_part
 from tools.results import page_part
 
@@ -199,6 +201,21 @@ def results_jsonl(folder: Path) -> Kind:
             json.dumps(tables.table_cells([row], by_row)).encode()
 
     return damaged_lines([made_up_record(row.id, seed) for seed in (0, 1)]), read
+
+
+def drop_in_jsonl(folder: Path) -> Kind:
+    """The records of the drop-in table, as its page and the choice of a learning rate get them."""
+    problem = dropin.PROBLEMS["mnist"]
+    path = records.path_of(dropin.FILE, folder)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        known = dropin.load(folder)
+        drop_in_part(known).encode()
+        dropin.states(dropin.Part(("mnist",)), folder)
+
+    seeds = (dropin.SELECTION_SEED, 0)
+    return damaged_lines([drop_in_record(problem, 2e-3, seed, 0.5, 0.5) for seed in seeds]), read
 
 
 def notes_json(folder: Path) -> Kind:
@@ -384,6 +401,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,
     "results/*.jsonl": results_jsonl,
+    "results/dropin.jsonl": drop_in_jsonl,
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,

@@ -114,10 +114,10 @@ def test_tasks(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("task", list(TASKS))
-@pytest.mark.parametrize("method", ["sab", "tbptt", "bptt"])
+@pytest.mark.parametrize("method", ["sab", "tbptt", "bptt", "torch"])
 def test_train_every_task_by_every_method(task: str, method: str, capsys: Capture) -> None:
     has_length = "length" in TASKS[task]().options()
-    assert run("train", task, *(["--length", "3"] if has_length else []), *TINY, "--method", method) == 0
+    assert run("train", task, *(["--length", "30"] if has_length else []), *TINY, "--method", method) == 0
     (out,) = Path("runs").iterdir()
     assert out.name.startswith(f"{task}-3" if has_length else task)
     assert f"{method}-lstm6-seed0" in out.name
@@ -376,6 +376,27 @@ def test_plot_of_a_baseline_has_no_attention(capsys: Capture) -> None:
     run(*COPYING, "--method", "tbptt", "--out", "run")
     assert run("plot", "run") == 0
     assert not Path("run/attention.png").exists()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_every_command_takes_a_run_with_torchs_own_layer(cell: str, capsys: Capture) -> None:
+    of_torch = ["--method", "torch_start", "--cell", cell, "--keep", "best", "--out", "run"]
+    assert run("train", "ptb", "--length", "12", *TINY, *of_torch) == 0
+    capsys.readouterr()
+    assert run("eval", "run", "--split", "test") == 0
+    told = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    stored = json.loads(Path("run/result.json").read_text())["metrics"]
+    assert {name: float(value) for name, value in told.items()} == pytest.approx(stored, rel=1e-5)
+    assert "bits_per_character_carried" in told
+    assert run("sample", "run", "--prompt", "the cat", "--length", "9") == 0
+    assert run("train", "ptb", "--out", "run", "--resume", "--iterations", "8") == 0
+    assert run("info", "run") == 0
+    assert run("plot", "run") == 0
+    assert not Path("run/attention.png").exists()
+    assert "has none (k_top is 0)" in mistake(capsys, "plot", "attention", "run")
+    assert "must be or have one SAB layer" in mistake(capsys, "plot", "credit-paths", "run")
+    assert run("report", "run", "--out", "page.html") == 0
+    assert "torch.nn, our start" in Path("page.html").read_text()
 
 
 def test_info(trained: Path, capsys: Capture) -> None:

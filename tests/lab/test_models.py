@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import sab
 from sab.errors import UserError
@@ -202,6 +202,71 @@ def test_a_baseline_has_no_memory_and_reads_none(method: str, readout: str) -> N
     assert touched == ([True] * 8 if method == "bptt" else [False] * 6 + [True] * 2)
 
 
+TORCH = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+
+
+@pytest.mark.parametrize("method", ["torch", "torch_start"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_layers_of_torch_are_torchs_own(cell: str, method: str) -> None:
+    options = {**SMALL, "method": method, "cell": cell, "num_layers": 2}
+    torch.manual_seed(3)
+    config = ModelConfig.from_options(options)
+    model = SequenceModel(config, encoding="vector", input_size=3, output_size=3, steps=8)
+    assert type(model.layers) is TORCH[cell]
+    torch.manual_seed(3)
+    extra = {"nonlinearity": cell.removeprefix("rnn_")} if cell.startswith("rnn") else {}
+    plain = TORCH[cell](3, 4, 2, **extra)
+    names = [name for name, _ in model.named_parameters()]
+    assert names[:3] == ["layers.weight_ih_l0", "layers.weight_hh_l0", "layers.bias_ih_l0"]
+    for name, parameter in plain.named_parameters():
+        same = torch.equal(parameter, model.layers.get_parameter(name))
+        assert same == (method == "torch" or name != "weight_ih_l0"), name
+    with torch.no_grad():
+        plain.weight_ih_l0.copy_(model.layers.weight_ih_l0)
+    x = torch.randn(8, 2, 3, requires_grad=True)
+    outputs, state = model(x)
+    expected = model.readout(plain(x)[0])
+    assert torch.equal(outputs, expected)
+    assert torch.equal(gradients([outputs], [x])[0], gradients([expected], [x])[0])
+    assert (state.c is None) == (cell != "lstm")
+    assert state.steps.tolist() == [8, 8]
+    assert state.recent(0).microstates.shape == (2, 2, 0, 4)
+
+
+def test_input_weights_start_by_their_fan_in() -> None:
+    torch.manual_seed(0)
+    for input_size in (1, 49):
+        config = ModelConfig(method="torch_start", hidden_size=128)
+        model = SequenceModel(config, encoding="vector", input_size=input_size, output_size=3, steps=8)
+        weight = model.layers.weight_ih_l0
+        assert weight.std().item() == pytest.approx(input_size**-0.5, rel=0.1)
+        assert weight.abs().max() <= (3 / input_size) ** 0.5
+        assert weight.requires_grad
+        assert model.layers.weight_hh_l0.abs().max() <= 128**-0.5
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_state_of_torchs_layers_continues(cell: str) -> None:
+    model = make_model(method="torch", cell=cell, num_layers=2)
+    x = randn(8, 2, 3)
+    first, state = model(x[:3])
+    state = state.detach().select([1, 0]).select([1, 0]).recent(5)
+    second, end = model(x[3:], state)
+    assert_close(torch.cat([first, second]), model(x)[0])
+    assert end.steps.tolist() == [8, 8]
+    plain = (state.h, state.c) if cell == "lstm" else state.h
+    assert_close(model(x[3:], plain)[0], second)
+
+
+def test_the_layers_of_torch_have_no_attention() -> None:
+    model = make_model(method="torch", readout="hidden+summary")
+    assert model.readout_attention is None
+    with pytest.raises(UserError, match=r"^return_attention must be False where method is 'torch'; got True"):
+        model(randn(8, 2, 3), return_attention=True)
+    with pytest.raises(UserError, match=r"^module must be or have one SAB layer"):
+        sab.trace(model, randn(8, 2, 3))
+
+
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_option_reaches_the_layers(scorer: str) -> None:
     options: dict[str, Any] = {
@@ -219,7 +284,7 @@ def test_every_option_reaches_the_layers(scorer: str) -> None:
 @pytest.mark.parametrize(
     ("options", "option", "words"),
     [
-        ({"method": "rtrl"}, "method", "sab, bptt, tbptt"),
+        ({"method": "rtrl"}, "method", "sab, bptt, tbptt, torch, torch_start"),
         ({"cell": "LSTM"}, "cell", "lstm, gru, rnn_tanh, rnn_relu"),
         ({"hidden_size": 0}, "hidden_size", "at least 1"),
         ({"num_layers": 0}, "num_layers", "at least 1"),

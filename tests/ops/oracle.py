@@ -112,7 +112,9 @@ def _scorer(scorer: Any, p: Parameters) -> Score:
         "affine_tanh": lambda m, i, h: (w_m * torch.tanh(m)).sum() + (w_q * torch.tanh(h)).sum() + bias(i),
         "mlp": lambda m, i, h: (p["attn_v"] * torch.tanh(w_m @ m + w_q @ h + p["attn_bias"])).sum(),
         "dot": lambda m, i, h: ((w_m @ m) * (w_q @ h)).sum() / sqrt(len(w_m)),
-        "cosine": lambda m, i, h: (p["attn_v"] * _unit(w_m @ m) * _unit(w_q @ h + p["attn_bias"])).sum() * sqrt(len(w_m)),
+        "cosine": lambda m, i, h: (
+            (p["attn_v"] * _unit(w_m @ m) * _unit(w_q @ h + p["attn_bias"])).sum() * sqrt(len(w_m))
+        ),
     }
     return scores[scorer]
 

@@ -1,4 +1,4 @@
-"""What gets trained: an encoder, SAB layers and a readout."""
+"""What gets trained: an encoder, SAB layers or those of torch.nn, and a readout."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
 from sab.inputs import InitialState
-from sab.layers import SABGRU, SABLSTM, SABRNN
-from sab.state import Attention
+from sab.layers import SABGRU, SABLSTM, SABRNN, start_input_weights
+from sab.state import Attention, SABState
 
 ENCODINGS = ("onehot", "scalar", "vector")
 LAYERS: dict[str, Any] = {
@@ -24,10 +24,19 @@ LAYERS: dict[str, Any] = {
     "rnn_tanh": lambda *args, **kwargs: SABRNN(*args, nonlinearity="tanh", **kwargs),
     "rnn_relu": lambda *args, **kwargs: SABRNN(*args, nonlinearity="relu", **kwargs),
 }
+TORCH_LAYERS: dict[str, Any] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn_tanh": lambda *args, **kwargs: nn.RNN(*args, nonlinearity="tanh", **kwargs),
+    "rnn_relu": lambda *args, **kwargs: nn.RNN(*args, nonlinearity="relu", **kwargs),
+}
+"""torch.nn's layers with the same cells."""
 MEMORY_OPTIONS = {one.name for one in fields(SABConfig)}
 MOST_LAYERS = 1000
 """How many layers may be stacked; making more takes too long."""
-Method = Literal["sab", "bptt", "tbptt"]
+Method = Literal["sab", "bptt", "tbptt", "torch", "torch_start"]
+OF_TORCH = ("torch", "torch_start")
+"""The methods whose layers are torch.nn's own."""
 Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
 
 if TYPE_CHECKING:
@@ -41,8 +50,9 @@ class ModelConfig:
     """The model: its cell, its memory and its readout."""
 
     method: Method = "sab"
-    """sab; or the paper's baselines without memory: full backpropagation through time (bptt, which ignores k_trunc) and
-    truncated (tbptt)."""
+    """sab; the paper's baselines without memory: full backpropagation through time (bptt, which ignores k_trunc) and
+    truncated (tbptt); or torch.nn's own layer with full backpropagation, as it ships (torch) and with input weights
+    that start as large as those of the SAB layers (torch_start)."""
     cell: CellName = "lstm"
     """The recurrent cell."""
     hidden_size: int = 128
@@ -117,19 +127,21 @@ class ModelConfig:
         """The options that the layers get: a baseline is the same layer without its memory."""
         if self.method == "sab":
             return self.memory
-        return replace(self.memory, k_top=0, k_trunc=None if self.method == "bptt" else self.memory.k_trunc)
+        return replace(self.memory, k_top=0, k_trunc=self.memory.k_trunc if self.method == "tbptt" else None)
 
     def effective(self) -> ModelConfig:
         """A copy in which the options that make no difference to the model have their defaults."""
         if self.method == "sab":
             return self
         memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend)
+        if self.method in OF_TORCH:
+            memory = SABConfig()
         defaults = {name: getattr(ModelConfig, name) for name in ("initial_summary", "initial_score", "readout")}
         return replace(self, memory=memory, **defaults)
 
 
 class SequenceModel(nn.Module):
-    """Encoder, SAB layers, readout; time first."""
+    """Encoder, SAB layers or those of torch.nn, readout; time first."""
 
     def __init__(self, config: ModelConfig, *, encoding: str, input_size: int, output_size: int, steps: int):
         """`encoding`: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector` takes [T, B, input_size].
@@ -143,7 +155,14 @@ class SequenceModel(nn.Module):
         check_int("steps", steps, 1)
         memory = config.layer_config()
         layer_input = 1 if encoding == "scalar" else input_size
-        self.layers = LAYERS[config.cell](layer_input, config.hidden_size, config.num_layers, **vars(memory))
+        sizes = layer_input, config.hidden_size, config.num_layers
+        self.layers: Any
+        if config.method in OF_TORCH:
+            self.layers = TORCH_LAYERS[config.cell](*sizes)
+            if config.method == "torch_start":
+                start_input_weights(self.layers.weight_ih_l0)
+        else:
+            self.layers = LAYERS[config.cell](*sizes, **vars(memory))
         if config.initial_score and memory.k_top > 0:
             self._set_initial_score(config.initial_score)
         if config.initial_summary != 1 and memory.k_top > 0:
@@ -165,15 +184,43 @@ class SequenceModel(nn.Module):
     ) -> Any:
         """(outputs [T, B, output_size], state), and the layers' `Attention` with `return_attention`.
 
+        The state is a `SABState` for every method; that of torch.nn's layers has an empty memory, and no attention.
         `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
         """
-        hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+        method, attention = self.config.method, None
+        if method in OF_TORCH:
+            if return_attention:
+                raise UserValueError(
+                    f"return_attention must be False where method is {method!r}; got True.", "return_attention"
+                )
+            hidden, state = self._run_torch(self._encode(inputs), hx)
+        else:
+            hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
         if kept is not None:
             hidden = hidden * kept.to(hidden.dtype)
         outputs = self.readout(hidden)
         if self.readout_attention is not None:
+            assert attention is not None
             outputs = outputs + self.readout_attention(self._read(attention))
         return (outputs, state, attention) if return_attention else (outputs, state)
+
+    def _run_torch(self, x: Tensor, hx: InitialState | None) -> tuple[Tensor, SABState]:
+        """The hidden states of torch.nn's layers, and their state as one with an empty memory."""
+        seen = hx.steps if isinstance(hx, SABState) else 0
+        if hx is not None and not isinstance(hx, Tensor):
+            hx = tuple(hx) if self.config.cell == "lstm" else hx[0]
+        hidden, end = self.layers(x, hx)
+        h, c = end if self.config.cell == "lstm" else (end, None)
+        layers, batch, n = h.shape
+        state = SABState(
+            h,
+            c,
+            microstates=h.new_zeros(layers, batch, 0, n),
+            keys=h.new_zeros(layers, batch, 0, 0),
+            numbers=torch.zeros(layers, batch, 0, dtype=torch.int64, device=h.device),
+            steps=torch.full((batch,), len(x)) + seen,
+        )
+        return hidden, state
 
     @torch.no_grad()
     def _set_initial_score(self, score: float) -> None:

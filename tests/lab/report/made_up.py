@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sab.lab.experiments import records as stored
+from sab.lab.experiments.dropin import DropInRow, Problem
 from sab.lab.experiments.settings import epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS
 from sab.lab.report.numbers import measures
@@ -29,6 +30,21 @@ def record(row: str = SAB, seed: int = 0, value: float = 1.0, part: Any = "full"
         made |= {"data": task.title, "epochs": epochs_in(task, training.iterations), "best_at": steps[1]}
         made["valid"] = dict.fromkeys(metrics, value + 0.01)
     return {**made, "config": config.to_json(), "history": history, **entries}
+
+
+def drop_in_record(
+    problem: Problem, rate: float, seed: int, valid: float, test: float, **entries: Any
+) -> dict[str, Any]:
+    """A record of the drop-in table, of SAB with the problem's first cell."""
+    row = DropInRow(problem, problem.cells[0], "sab", rate)
+    metric = problem.make_task().headline.metric
+    record = {"schema": stored.SCHEMA, "row": row.id, "task": "dropin", "seed": seed, "status": "finished"}
+    record |= {"message": "finished.", "iterations": 4, "solved_at": None, "metrics": {metric: test}}
+    record |= {"valid": {metric: valid}, "best_at": 2 if problem.is_real else None, "epochs": 1.0, "history": []}
+    record |= {"wall_time": 5.0, "device": "cpu", "versions": {"torch": "2.11"}, "commit": None, "data": problem.task}
+    record |= {"date": "2026-01-02T03:04:05+00:00", "config": row.config(seed).to_json(), "problem": problem.name}
+    record |= {"cell": row.cell, "method": "sab", "rate": rate, "parameters": 9, "is_finite": True, "best": valid}
+    return {**record, **entries}
 
 
 def diverged(row: str = SAB, seed: int = 0, after: int = 240) -> dict[str, Any]:

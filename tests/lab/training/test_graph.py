@@ -269,6 +269,20 @@ def test_graphs_equal_eager_on_a_gpu(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+def test_torchs_own_layers_are_graphs_on_a_gpu(
+    tmp_path: Path, gpu_config: RunConfig, cell: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = replace(gpu_config.model, method="torch", cell=cell)
+    for name, cuda_graph in (("graph", True), ("eager", False)):
+        training = replace(gpu_config.training, cuda_graph=cuda_graph, iterations=40)
+        train(gpu_config.task, model, training, tmp_path / name)
+    assert "cannot be made a CUDA graph" not in caplog.text
+    assert_close(tmp_path / "graph", tmp_path / "eager", 1e-4)
+    load_model(Run.open(tmp_path / "graph"), torch.device("cuda"))
+
+
+@pytest.mark.gpu
 def test_what_cannot_be_a_graph_trains_all_the_same_on_a_gpu(
     tmp_path: Path, gpu_config: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""`sab demo`, `bench` and `reproduce`."""
+"""`sab demo`, `bench`, `reproduce` and `reproduce drop-in`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sab.errors import UserValueError, check_float, check_int
 from sab.lab.commands.exits import DONE, FAILED, INTERRUPTED
-from sab.lab.commands.parsing import parse_seeds
+from sab.lab.commands.parsing import parse_rates, parse_seeds
 from sab.lab.files import writing
 from sab.lab.training.config import Device, resolve_device
 
@@ -125,6 +125,9 @@ def reproduce(
 ) -> int:
     """Train every row of the paper's tables, and show the paper's numbers beside ours.
 
+    `sab reproduce drop-in` trains another table, torch.nn's layers and SAB's with default options, and has options of
+    its own: `sab reproduce drop-in --help` shows them.
+
     Args:
         tasks: Whose tables; none means all that there are.
         rows: Which rows, by patterns of their ids as in 'copying-100-*'; None means all. --list shows the ids.
@@ -184,3 +187,80 @@ def reproduce(
     if outcome.was_interrupted:
         return INTERRUPTED
     return FAILED if outcome.failed else DONE
+
+
+def drop_in(
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TASK ...]")] = (),
+    cells: Annotated[str | None, tyro.conf.arg(metavar="{None}|CELL,CELL,...")] = None,
+    methods: Annotated[str | None, tyro.conf.arg(metavar="{None}|METHOD,METHOD,...")] = None,
+    rates: Annotated[str | None, tyro.conf.arg(metavar="{None}|RATE,RATE,...")] = None,
+    seeds: Annotated[str | None, tyro.conf.arg(metavar="{None}|SEED,SEED,...")] = None,
+    slice: Annotated[str | None, tyro.conf.arg(metavar="{None}|I/N")] = None,
+    minutes: float | None = None,
+    iterations: int | None = None,
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs/drop-in"),
+    results: Path = Path("results"),
+    device: Device = "auto",
+    together: int | None = None,
+    threads: int | None = None,
+    data_dir: Path | None = None,
+    commit: str | None = None,
+    show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
+) -> int:
+    """Train torch.nn's layers and SAB's with default options, all alike: the table of docs/drop-in.md.
+
+    On real data the learning rate is first chosen on validation data, by runs from a seed of their own. A run that is
+    recorded is not made again.
+
+    Args:
+        tasks: Which tasks, as in copying-100 or 'copying-*'; none means all. --list shows them.
+        cells: Which cells, as in lstm,gru; None means all.
+        methods: Which methods, as in torch,sab; None means all.
+        rates: Which learning rates, as in 5e-4,2e-3; None means all. On real data one of these is chosen.
+        seeds: The seeds that are reported, as in 0,1; None means those of the table.
+        slice: As in 2/16: every 16th run from the 2nd on, so that 16 processes share the table; None means all.
+        minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
+        iterations: How many iterations each run has, for a short trial; None means as many as the table says.
+        out: Folder for the runs, which are continued where they are there already.
+        results: Folder for the records, one JSON line a run in dropin.jsonl.
+        device: Where to train; auto takes CUDA where there is one.
+        together: How many runs take turns in this process; None means 8 on a GPU and 1 elsewhere.
+        threads: How many CPU threads torch may use; None leaves that to torch. With many processes 1 is best.
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
+        commit: What the records give as the commit; None means that of the checkout that the code is in.
+        show_list: Show the runs and which of them are recorded, and train nothing.
+    """
+    from sab.lab.experiments import dropin
+
+    part = dropin.Part(
+        tasks,
+        _words(cells),
+        _words(methods),
+        None if rates is None else parse_rates(rates),
+        None if seeds is None else tuple(parse_seeds(seeds)),
+        slice,
+    )
+    if show_list:
+        found = dropin.states(part, results, iterations)
+        width = max(map(len, found), default=0)
+        print("\n".join(f"{label:{width}}  {state}" for label, state in found.items()))
+        return DONE
+    options = minutes, iterations, device, together, threads, commit, data_dir, Console()
+    came_to = dropin.drop_in(part, out, results, *options)
+    for label, sentence in came_to.outcome.failed.items():
+        print(f"sab: {label} failed: {sentence}", file=sys.stderr)
+    if came_to.left:
+        print(f"{len(came_to.left)} of {came_to.total} runs are not at their end, the first of them {came_to.left[0]}.")
+        if came_to.undecided:
+            print(f"{len(came_to.undecided)} of them wait for selection runs that are not recorded yet.")
+        print("The same command goes on.")
+    else:
+        print(f"All {came_to.total} runs are at their end; their records are in {results / 'dropin.jsonl'}.")
+    if came_to.outcome.was_interrupted:
+        return INTERRUPTED
+    return FAILED if came_to.outcome.failed else DONE
+
+
+def _words(given: str | None) -> tuple[str, ...] | None:
+    """The words in a text such as lstm,gru."""
+    return None if given is None else tuple(word.strip() for word in given.split(","))

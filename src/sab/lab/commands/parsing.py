@@ -90,6 +90,14 @@ def parse_seeds(given: str) -> list[int]:
     return check_seeds(seeds)
 
 
+def parse_rates(given: str) -> tuple[float, ...]:
+    """The learning rates in a text such as 5e-4,2e-3."""
+    try:
+        return tuple(float(part) for part in given.split(","))
+    except ValueError:
+        raise UserValueError(f"rates must be numbers with commas between them; got {given!r}.", "rates") from None
+
+
 def with_flag(mistake: UserError) -> str:
     """The sentence, with the option spelled as it is on the command line."""
     sentence, option = str(mistake), mistake.option

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypedDict, cast
+from typing import Any, Protocol, TypedDict, cast
 
 from sab.errors import UserError, UserValueError
 from sab.lab.experiments.settings import epochs_in
@@ -51,6 +51,26 @@ POINT = {"step": int, "metrics": Metrics} | dict.fromkeys(("loss", "grad_norm", 
 """What every point of a history has; older ones lack the mean norm."""
 
 
+class TableRow(Protocol):
+    """What the runner and the records need to know of a row of any table."""
+
+    @property
+    def id(self) -> str:
+        """Stable row id."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """The file of its records: results/<task>.jsonl."""
+        ...
+
+    @property
+    def other_lengths(self) -> tuple[int, ...]: ...
+
+    @property
+    def moments(self) -> tuple[int, ...]: ...
+
+
 class Attention(TypedDict):
     """Mean attention weights at some moments of training."""
 
@@ -71,7 +91,7 @@ class Notes(TypedDict, total=False):
     attention: Attention
 
 
-def make(row: Row, run: Run, notes: Notes, commit: str | None = None) -> Record:
+def make(row: TableRow, run: Run, notes: Notes, commit: str | None = None) -> Record:
     """The record of a run at its end; `notes` are the runner's, `commit` replaces the one that is recorded."""
     result = run.result()
     assert result is not None

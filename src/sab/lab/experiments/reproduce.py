@@ -26,7 +26,7 @@ from sab.errors import UserError, UserValueError, check_float, check_int
 from sab.lab import data
 from sab.lab.experiments import records
 from sab.lab.experiments.progress import Board
-from sab.lab.experiments.records import Attention, Notes, Record
+from sab.lab.experiments.records import Attention, Notes, Record, TableRow
 from sab.lab.experiments.tables import Row
 from sab.lab.files import write_text, writing
 from sab.lab.locks import Lock
@@ -56,7 +56,7 @@ LONGEST_END = 15.0
 class Job:
     """A row's run from a seed."""
 
-    row: Row
+    row: TableRow
     config: RunConfig
     out: Path
 
@@ -164,13 +164,14 @@ def jobs_of(
     check_int("iterations", iterations, 1, optional=True)
     rows = [row.on(data_dir) for row in rows]
     return [
-        Job(row, _reading_from(data_dir, row.config(seed, iterations, device)), out)
+        Job(row, reading_from(data_dir, row.config(seed, iterations, device)), out)
         for seed in check_seeds(seeds)
         for row in rows
     ]
 
 
-def _reading_from(data_dir: Path | None, config: RunConfig) -> RunConfig:
+def reading_from(data_dir: Path | None, config: RunConfig) -> RunConfig:
+    """The run on the data in a folder, where it reads some."""
     if not isinstance(config.task, StoredTask):
         return config
     return replace(config, task=replace(config.task, data_dir=data_dir))
@@ -199,12 +200,29 @@ def reproduce(
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
     plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
     make_folders(out, results)
+    return run_plan(plan, results, where, together, commit, console or Console())
+
+
+def run_plan(
+    plan: Plan,
+    results: Path,
+    device: torch.device,
+    together: int,
+    commit: str | None,
+    console: Console,
+    runner_type: type[Runner] | None = None,
+) -> Outcome:
+    """Trains and records what is left of a plan, until it is late or interrupted."""
     with (
-        torch_settings(plan.jobs[0].config.training, where),
+        torch_settings(plan.jobs[0].config.training, device),
         Interrupt() as interrupt,
-        Board(console or Console(), plan.total) as board,
+        Board(console, plan.total) as board,
     ):
-        runner = Runner(plan.jobs, results, where, board, lambda: interrupt.requested or plan.is_late(), commit)
+
+        def is_over() -> bool:
+            return interrupt.requested or plan.is_late()
+
+        runner = (runner_type or Runner)(plan.jobs, results, device, board, is_over, commit)
         runner.outcome.failed |= plan.missing
         runner.run(together, plan.have_ended, plan.lacking)
         runner.outcome.was_interrupted = interrupt.requested
@@ -245,15 +263,24 @@ def make_plan(
     data_dir: Path | None,
 ) -> Plan:
     """What `reproduce` has to do; every mistake shows here, and nothing is written."""
-    deadline = math.inf
-    if minutes is not None:
-        seconds = 60 * check_float("minutes", minutes, above=0)
-        deadline = time.monotonic() + seconds - min(LONGEST_END, seconds / 20)
+    deadline = deadline_after(minutes)
     if not rows:
         raise UserValueError("rows must be at least one; got none.", "rows")
     seeds = check_seeds(seeds)
-    jobs = jobs_of(rows, seeds, out, iterations, device, data_dir)
-    jobs.sort(key=lambda job: (job.is_large, job.cost), reverse=minutes is None)
+    return plan_of(jobs_of(rows, seeds, out, iterations, device, data_dir), seeds, deadline)
+
+
+def deadline_after(minutes: float | None) -> float:
+    """When, by the monotonic clock, runs with a time limit have to write their checkpoints."""
+    if minutes is None:
+        return math.inf
+    seconds = 60 * check_float("minutes", minutes, above=0)
+    return time.monotonic() + seconds - min(LONGEST_END, seconds / 20)
+
+
+def plan_of(jobs: Sequence[Job], seeds: Sequence[int], deadline: float) -> Plan:
+    """The jobs in the order in which they are to begin: in that of the seeds, then by what they take."""
+    jobs = sorted(jobs, key=lambda job: (job.is_large, job.cost), reverse=deadline == math.inf)
     jobs.sort(key=lambda job: seeds.index(job.seed))
     have_ended = {job.label for job in jobs if job.result() is not None}
     missing = _missing_data([job for job in jobs if job.label not in have_ended])
@@ -409,12 +436,16 @@ class Runner:
         assert result is not None
         if result.status != "diverged" and not self._test_elsewhere(job, run):
             return
-        record = records.make(job.row, run, job.noted(), self._commit)
+        record = self._make(job, run)
         line = self.outcome.keep(record, self._results, _line(job, result))
         with contextlib.suppress(OSError):
             job.errors.unlink(missing_ok=True)
         self._done.add(job.label)
         self._board.end(job.label, line)
+
+    def _make(self, job: Job, run: Run) -> Record:
+        """The record of a run at its end."""
+        return records.make(job.row, run, job.noted(), self._commit)
 
     def _test_elsewhere(self, job: Job, run: Run) -> bool:
         """Notes the metrics at the row's other lengths; whether all of them are known."""

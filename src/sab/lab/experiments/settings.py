@@ -70,5 +70,5 @@ precision and patience are ours."""
 
 
 def epochs_in(task: Task, iterations: int) -> float | None:
-    """How many epochs of a table's row some iterations are; None where data have no end."""
-    return iterations / BATCHES[task.dataset] if isinstance(task, StoredTask) else None
+    """How many epochs of a table's row some iterations are; None where data have no end, or none of these tables."""
+    return iterations / BATCHES[task.dataset] if isinstance(task, StoredTask) and task.dataset in BATCHES else None

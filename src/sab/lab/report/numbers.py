@@ -17,7 +17,13 @@ NONE = "–"
 NOT_RUN = "not run"
 STALE = "†"
 STALE_NOTE = f"{STALE} Made with another configuration than the row now has."
-METHODS = {"bptt": "LSTM, full BPTT", "tbptt": "LSTM, TBPTT", "sab": "SAB"}
+METHODS = {
+    "bptt": "LSTM, full BPTT",
+    "tbptt": "LSTM, TBPTT",
+    "sab": "SAB",
+    "torch": "torch.nn",
+    "torch_start": "torch.nn, our start",
+}
 CONTROL = "our training, no memory"
 DECIMALS = {
     "accuracy_last10": 1,

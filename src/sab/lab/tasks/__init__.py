@@ -11,11 +11,14 @@ from sab.lab.tasks.imdb import IMDB
 from sab.lab.tasks.labelled import LabelledTask
 from sab.lab.tasks.mnist import MNIST
 from sab.lab.tasks.ptb import PTB
+from sab.lab.tasks.recall import Recall
 from sab.lab.tasks.series import Series
 from sab.lab.tasks.stored import StoredTask
 from sab.lab.tasks.text8 import Text8
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Copying, Adding, PTB, Text8, MNIST, Series, ECG, IMDB)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Copying, Adding, Recall, PTB, Text8, MNIST, Series, ECG, IMDB)
+}
 
 __all__ = [
     "ECG",
@@ -29,6 +32,7 @@ __all__ = [
     "DrawnTask",
     "Headline",
     "LabelledTask",
+    "Recall",
     "Series",
     "Split",
     "StoredTask",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sab.lab.report.page.scenes import predictions_of, scene_of, ticks, unknown_scene
-from sab.lab.tasks import MNIST, PTB, Adding, Copying
+from sab.lab.tasks import MNIST, PTB, Adding, Copying, Recall
 from sab.lab.tasks.mnist import permutation
 
 
@@ -43,6 +43,20 @@ def test_adding() -> None:
     assert sum(values[step - 1] for step in scene.marked) == pytest.approx(targets[0].item())
     assert scene.right == {10: f"{targets[0]:.2f}"}
     assert predictions_of(task, torch.full((10, 1), 1.234)) == {10: "1.23"}
+
+
+def test_recall() -> None:
+    task = Recall(length=20, pairs=2, keys=3)
+    inputs, targets = task.batch(0, 0, 2, "valid")
+    scene = scene_of(task, inputs, targets, row=1)
+    shown = [sign for sign in scene.seen[:-2] if sign != "·"]
+    assert len(shown) == 4
+    values = {shown[0]: shown[1], shown[2]: shown[3]}
+    assert scene.right == {step: values[f"k{scene.seen[step - 1][:-1]}"] for step in (19, 20)}
+    assert len(scene.quiet) == 14
+    outputs = torch.zeros(20, 3)
+    outputs[-2:] = torch.nn.functional.one_hot(targets[:, 1], 3).float()
+    assert predictions_of(task, outputs) == scene.right
 
 
 @pytest.mark.parametrize("permuted", [False, True])

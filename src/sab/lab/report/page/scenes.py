@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sab.lab.tasks import MNIST, Adding, CharacterTask, Copying, Task
+from sab.lab.tasks import MNIST, Adding, CharacterTask, Copying, Recall, Task
 from sab.lab.tasks.copying import BLANK, DIGITS, MARKER
 from sab.lab.tasks.mnist import PIXELS, permutation
 
@@ -65,6 +65,8 @@ def scene_of(task: Task, inputs: Tensor, targets: Tensor, row: int = 0) -> Scene
     """The sequence in a row of a batch."""
     if isinstance(task, Copying):
         return _digits(inputs[:, row].tolist(), targets[:, row].tolist())
+    if isinstance(task, Recall):
+        return _pairs(task, inputs[:, row].tolist(), targets[:, row].tolist())
     if isinstance(task, CharacterTask):
         seen, right = (_signs(task.decode(symbols[:, row].tolist())) for symbols in (inputs, targets))
         return Scene(seen, dict(enumerate(right, start=1)), names={SIGNS[" "]: "a space", SIGNS["\n"]: "a line's end"})
@@ -89,6 +91,9 @@ def predictions_of(task: Task, outputs: Tensor) -> dict[int, str]:
     steps = len(outputs)
     if isinstance(task, Copying):
         return {step: _digit(int(outputs[step - 1].argmax())) for step in range(steps - DIGITS + 1, steps + 1)}
+    if isinstance(task, Recall):
+        answers = outputs[-task.pairs :].argmax(-1).tolist()
+        return {step: str(value) for step, value in zip(task.attending_steps, answers, strict=True)}
     if isinstance(task, CharacterTask):
         return dict(enumerate(_signs(task.decode(outputs.argmax(-1).tolist())), start=1))
     if isinstance(task, Adding):
@@ -108,6 +113,23 @@ def _digits(inputs: Sequence[int], targets: Sequence[int]) -> Scene:
 
 def _digit(symbol: int) -> str:
     return NOTHING if symbol == BLANK else str(symbol)
+
+
+def _pairs(task: Recall, inputs: Sequence[int], targets: Sequence[int]) -> Scene:
+    """Keys as k3, values as numbers, questions as 3?."""
+    right = {step: str(value) for step, value in zip(task.attending_steps, targets, strict=True)}
+    quiet = frozenset(step for step, symbol in enumerate(inputs, start=1) if symbol == BLANK)
+    return Scene([_symbol(task, symbol) for symbol in inputs], right, quiet=quiet, names={NOTHING: "a blank"})
+
+
+def _symbol(task: Recall, symbol: int) -> str:
+    if symbol == BLANK:
+        return NOTHING
+    if symbol < task.first_value:
+        return f"k{symbol - 1}"
+    if symbol < task.first_question:
+        return str(symbol - task.first_value)
+    return f"{symbol - task.first_question}?"
 
 
 def _signs(characters: str) -> list[str]:
