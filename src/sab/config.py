@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from sab.errors import UserValueError, check_choice, check_int
+from sab.errors import UserValueError, check_choice, check_float, check_int
 from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
-DEFAULT_SCORER = "mlp"
+INPUT_STARTS = ("fan_in", "torch")
+DEFAULT_SCORER = "cosine"
+NEUTRAL_GATE = 1e-4
+"""A start of the gate at which a layer computes nearly what it would without a memory, yet learns to read."""
 MOST_STEPS = 2**31 - 1
 """How many steps may lie between two microstates or two cuts: places that are counted from there still are numbers."""
 
 # At run time the types of the options hold their choices, from which a command line can be made.
 if TYPE_CHECKING:
-    ScorerName = WeightingName = ForwardName = IncorporationName = BackendName = str
+    ScorerName = WeightingName = ForwardName = IncorporationName = InputStartName = BackendName = str
 else:
     ScorerName = Literal[tuple(SCORERS)]
     WeightingName = Literal[tuple(WEIGHTINGS)]
     ForwardName = Literal[FORWARDS]
     IncorporationName = Literal[tuple(INCORPORATIONS)]
+    InputStartName = Literal[INPUT_STARTS]
     BackendName = Literal[BACKENDS]
 
 
@@ -44,10 +48,18 @@ class SABConfig:
     """How the selected scores become weights."""
     forward: ForwardName = "sparse"
     """Whether only the selected microstates enter the summary (sparse) or all of them do (dense)."""
-    incorporate: IncorporationName = "add"
-    """How the summary enters the hidden state."""
+    incorporate: IncorporationName = "gate"
+    """How the summary enters the hidden state. With `gate` and a weighting whose weights add up to at most 1, hidden
+    states of LSTM, GRU and tanh cells stay within [-1, 1]."""
+    initial_gate: float | None = None
+    """With incorporate `gate`, the share of the summary in the hidden state before training, between 0 and 1; None
+    means 0.5. A very small one starts the layer as one without a memory, from which it learns to read."""
+    input_start: InputStartName = "fan_in"
+    """How the input weights of a layer with a memory are drawn: `fan_in` with a standard deviation of
+    1 / sqrt(input_size), so that an input leaves a mark on the hidden state from the first iteration; `torch` as
+    `torch.nn` does, within 1 / sqrt(hidden_size)."""
     attention_size: int | None = None
-    """Size d of the keys of the scorers `mlp` and `dot`; None means hidden_size."""
+    """Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size."""
     max_microstates: int | None = None
     """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
     backend: BackendName = "auto"
@@ -68,7 +80,15 @@ class SABConfig:
         check_choice("weighting", self.weighting, WEIGHTINGS)
         check_choice("forward", self.forward, FORWARDS)
         check_choice("incorporate", self.incorporate, INCORPORATIONS)
+        check_choice("input_start", self.input_start, INPUT_STARTS)
         check_choice("backend", self.backend, BACKENDS)
+        if self.initial_gate is not None:
+            share = check_float("initial_gate", self.initial_gate, above=0, below=1)
+            object.__setattr__(self, "initial_gate", share)
+            if INCORPORATIONS[self.incorporate].set_share is None:
+                raise UserValueError(
+                    f"initial_gate must be None where incorporate is {self.incorporate!r}; got {share}.", "initial_gate"
+                )
         if self.forward == "dense" and not WEIGHTINGS[self.weighting].normalises_all:
             dense = ", ".join(name for name, weighting in WEIGHTINGS.items() if weighting.normalises_all)
             raise UserValueError(

@@ -67,12 +67,18 @@ def check_int(option: str, value: Any, minimum: int, optional: bool = False, max
 
 
 def check_float(
-    option: str, value: Any, minimum: float | None = None, maximum: float | None = None, above: float | None = None
+    option: str,
+    value: Any,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
 ) -> float:
-    """`value` as a finite float with minimum <= value <= maximum and value > above, where these are given."""
+    """`value` as a finite float with minimum <= value <= maximum and above < value < below, where these are given."""
     bounds = [f"of at least {minimum:g}"] if minimum is not None else []
     bounds += [f"above {above:g}"] if above is not None else []
     bounds += [f"at most {maximum:g}"] if maximum is not None else []
+    bounds += [f"below {below:g}"] if below is not None else []
     allowed = f"a finite number {' and '.join(bounds)}".strip()
     wrong_type = UserTypeError(f"{option} must be {allowed}; got {value!r}.", option)
     if isinstance(value, bool) or not hasattr(value, "__float__"):
@@ -84,7 +90,8 @@ def check_float(
     except (TypeError, ValueError, RuntimeError):  # an array, and not a number
         raise wrong_type from None
     too_low = (minimum is not None and number < minimum) or (above is not None and number <= above)
-    if not math.isfinite(number) or too_low or (maximum is not None and number > maximum):
+    too_high = (maximum is not None and number > maximum) or (below is not None and number >= below)
+    if not math.isfinite(number) or too_low or too_high:
         raise UserValueError(f"{option} must be {allowed}; got {value!r}.", option)
     return number
 

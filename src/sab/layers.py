@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from sab.config import SABConfig
+from sab.config import NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
@@ -61,6 +61,8 @@ class SABLayer(nn.Module):
         weighting: str = SABConfig.weighting,
         forward: str = SABConfig.forward,
         incorporate: str = SABConfig.incorporate,
+        initial_gate: float | None = SABConfig.initial_gate,
+        input_start: str = SABConfig.input_start,
         attention_size: int | None = SABConfig.attention_size,
         max_microstates: int | None = SABConfig.max_microstates,
         backend: str = SABConfig.backend,
@@ -83,6 +85,8 @@ class SABLayer(nn.Module):
             weighting=weighting,
             forward=forward,
             incorporate=incorporate,
+            initial_gate=initial_gate,
+            input_start=input_start,
             attention_size=attention_size,
             max_microstates=max_microstates,
             backend=backend,
@@ -159,24 +163,31 @@ class SABLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew: those of the cell first and as `torch.nn` does, so that with the same random
-        seed this layer and `torch.nn`'s start from the same cell; then those of the scorer, likewise uniform within
-        1/sqrt(hidden_size); those of the incorporation as it says (`concat` starts as `add`)."""
-        bound = 1 / math.sqrt(self.hidden_size)
+        seed this layer and `torch.nn`'s start from the same cell, but for the scale of the input weights where
+        `input_start` is `fan_in`; then those of the scorer, likewise uniform within 1/sqrt(hidden_size), or 1 in the
+        scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`)."""
+        bound, config = 1 / math.sqrt(self.hidden_size), self.config
         is_cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(is_cells):
                 nn.init.uniform_(parameter, -bound, bound)
-        scorer = SCORERS.get(self.config.scorer) if isinstance(self.config.scorer, str) else None
+            if name.startswith("weight_ih") and config.input_start == "fan_in" and config.k_top > 0:
+                scale_input_weights(parameter, self.hidden_size)
+        scorer = SCORERS.get(config.scorer) if isinstance(config.scorer, str) else None
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("attn_v_") and scorer is not None and scorer.initial_v is not None:
                 nn.init.constant_(parameter, scorer.initial_v)
             elif name.startswith("attn_"):
                 nn.init.uniform_(parameter, -bound, bound)
-        start = INCORPORATIONS[self.config.incorporate].start
-        if start is not None and self.config.k_top > 0:
-            with torch.no_grad():
-                for suffix in self._suffixes:
-                    start(*(self.get_parameter(f"incorporate_{name}{suffix}") for name in ("weight", "bias")))
+        incorporation = INCORPORATIONS[config.incorporate]
+        if incorporation.start is None or config.k_top == 0:
+            return
+        with torch.no_grad():
+            for suffix in self._suffixes:
+                weight, bias = (self.get_parameter(f"incorporate_{name}{suffix}") for name in ("weight", "bias"))
+                incorporation.start(weight, bias)
+                if incorporation.set_share is not None and config.initial_gate is not None:
+                    incorporation.set_share(weight, bias, config.initial_gate)
 
     def flatten_parameters(self) -> None:
         """Does nothing; here so that code written for `torch.nn`'s layers runs unchanged."""
@@ -321,7 +332,8 @@ class SABLayer(nn.Module):
     def from_torch(cls, module: nn.RNNBase, **options: Any) -> Self:
         """A layer with the cell, the weights, the device and the mode of a `torch.nn` layer, and this memory.
 
-        With `k_top=0, k_trunc=None` its outputs and gradients are those of `module`.
+        With `incorporate="gate"` it starts almost as `module` (`initial_gate` is 1e-4 where it is not given) and learns
+        to read from there. With `k_top=0, k_trunc=None` its outputs and gradients are those of `module`.
         """
         torch_class = cls._of_torch()
         if not isinstance(module, torch_class):
@@ -330,6 +342,8 @@ class SABLayer(nn.Module):
             )
         if module.proj_size > 0:
             raise UserValueError(f"module must have proj_size 0; got {module.proj_size}.", "module")
+        if INCORPORATIONS.get(options.get("incorporate", SABConfig.incorporate), INCORPORATIONS["add"]).set_share:
+            options = {"initial_gate": NEUTRAL_GATE, **options}
         layer = cls(**_constructor_arguments(module), **options)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -409,14 +423,14 @@ class SABRNN(SABLayer):
         self.nonlinearity = nonlinearity
 
 
-def start_input_weights(weight: Tensor) -> None:
-    """Draw the input weights [gates * hidden_size, input_size] of a first layer anew, by their fan-in.
+def scale_input_weights(weight: Tensor, hidden_size: int) -> None:
+    """Scale the input weights [gates * n, input_size] of a layer, which were drawn as `torch.nn` does, by their fan-in:
+    their standard deviation becomes 1 / sqrt(input_size).
 
-    They are uniform with standard deviation 1/sqrt(input_size), so that an input whose entries are about 1 in size
-    changes the gates by about 1, however large the hidden state is. `torch.nn` draws within 1/sqrt(hidden_size).
+    Then an input whose entries are about 1 in size changes the gates by about 1, whatever the hidden size is.
     """
-    bound = math.sqrt(3 / weight.shape[1])
-    nn.init.uniform_(weight, -bound, bound)
+    with torch.no_grad():
+        weight.mul_(math.sqrt(3 * hidden_size / weight.shape[1]))
 
 
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:

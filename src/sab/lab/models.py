@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
 from sab.inputs import InitialState
-from sab.layers import SABGRU, SABLSTM, SABRNN, start_input_weights
+from sab.layers import SABGRU, SABLSTM, SABRNN, scale_input_weights
 from sab.state import Attention, SABState
 
 ENCODINGS = ("onehot", "scalar", "vector")
@@ -160,7 +160,9 @@ class SequenceModel(nn.Module):
         if config.method in OF_TORCH:
             self.layers = TORCH_LAYERS[config.cell](*sizes)
             if config.method == "torch_start":
-                start_input_weights(self.layers.weight_ih_l0)
+                for name, weight in self.layers.named_parameters():
+                    if name.startswith("weight_ih"):
+                        scale_input_weights(weight, config.hidden_size)
         else:
             self.layers = LAYERS[config.cell](*sizes, **vars(memory))
         if config.initial_score and memory.k_top > 0:

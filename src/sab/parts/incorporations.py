@@ -6,6 +6,7 @@ it in C++. One with weights sees the linear map W [ĥ; s] + b, which the kernels
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,6 +39,9 @@ class Incorporation(NamedTuple):
     """(provisional hidden state, summary, weight, bias) -> hidden state."""
     start: Callable[[Tensor, Tensor], None] | None = None
     """Fills its weight [n, 2n] and its bias [n] as they start; None: it has no weights."""
+    set_share: Callable[[Tensor, Tensor, float], None] | None = None
+    """(weight, bias, share): changes their start such that the hidden state begins as this share of the summary and
+    the rest of the provisional one; None: the share cannot be set."""
     saves_map: bool = False
     """Whether the backward needs the map W [ĥ; s] + b."""
     triton: IncorporationFunctions | None = None
@@ -114,6 +118,10 @@ def gate_start(weight: Tensor, bias: Tensor) -> None:
     bias.zero_()
 
 
+def gate_set_share(weight: Tensor, bias: Tensor, share: float) -> None:
+    bias.fill_(math.log(share) - math.log1p(-share))
+
+
 @pointwise
 def gate_forward(h_hat, summary, mapped, MATH):
     return h_hat + sigmoid(mapped, MATH) * (summary - h_hat)
@@ -137,6 +145,7 @@ ADD_BOUNDED = Incorporation(
 GATE = Incorporation(
     gate,
     gate_start,
+    gate_set_share,
     saves_map=True,
     triton=IncorporationFunctions(gate_forward, gate_backward, reads_state=True, reads_summary=True),
     cpp="gate",

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from sab.parts.pointwise import pointwise, tanh
 
-
 SMALLEST_SQUARE = 1e-5
 """Added to the mean square of a vector's entries before it is brought to length 1: so 0 stays 0, and has a slope."""
 
