@@ -22,7 +22,8 @@ import triton.language as tl
 
 from sab.ops.triton import engine, large
 from sab.parts import pointwise
-from sab.parts.registry import CELLS, INCORPORATIONS
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS
+from sab.parts.scorers import unit
 
 tanh = pointwise.compiled(pointwise.tanh)
 
@@ -45,7 +46,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
     """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
     config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size
     first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, CELLS[plan.cell].gates * plan.n
-    is_mlp, is_mapped = config.scorer == "mlp", config.k_top > 0 and INCORPORATIONS[config.incorporate].has_weights
+    scorer = SCORERS[str(config.scorer)]
+    parameters, is_mapped = scorer.shapes(n, d, 2), config.k_top > 0 and INCORPORATIONS[config.incorporate].has_weights
     nan = float("nan")
 
     def new(*shape: int) -> Tensor:
@@ -61,8 +63,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         new(gates) if plan.cell == "gru" else None,
         new(*side) / n**0.5 if has_memory else None,
         new(*side) / n**0.5 if has_memory else None,
-        (new(2) if plan.is_affine else new(d)) if has_memory and config.scorer != "dot" else None,
-        new(d) if has_memory and is_mlp else None,
+        new(*parameters["bias"]) if has_memory and "bias" in parameters else None,
+        new(d) if has_memory and "v" in parameters else None,
         new(n, 2 * n) / n**0.5 if is_mapped else None,
         new(n) if is_mapped else None,
     )
@@ -73,6 +75,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         filled(nan, batch, plan.slots, d),
     )
     store[: first + 1], cells[0], keys[:, :first] = new(first + 1, batch, n), new(batch, n), new(batch, first, d)
+    if scorer.normalises:
+        keys[:, :first] = unit(keys[:, :first])
     buffers: dict[str, Any] = {
         "store": store,
         "c": cells if plan.cell == "lstm" else cells[:0],
@@ -86,6 +90,9 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "norms": filled(nan, steps, batch),
         "summary": filled(0, steps, batch, n),
         "mapped": filled(nan, steps, batch, n) if config.incorporate == "gate" else None,
+        "key_scale": filled(nan, batch, plan.slots) if scorer.normalises else None,
+        "query_scale": filled(nan, steps, batch) if scorer.normalises else None,
+        "scores": filled(0, steps, batch, config.k_top) if scorer.normalises else None,
         "lengths": lengths,
     }
     dstore, dkeys = filled(0, *store.shape), filled(0, *keys.shape)
@@ -104,7 +111,7 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "dsummary": new(steps, batch, n) * alive,
         "dweights": new(steps, batch, config.k_top) * alive,
         "dincorporated": filled(0, steps, batch, n) if is_mapped else None,
-        "dv": filled(0, batch, d) if has_memory and is_mlp else None,
+        "dv": filled(0, batch, d) if has_memory and "v" in parameters else None,
     }
     return weights, Buffers(**buffers), Work(**work)
 
@@ -141,7 +148,9 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         if tensor is None or name in unread:
             continue
         own = {**own_buffers._asdict(), **own_work._asdict()}[name]
-        if name in ("query", "norms", "mapped"):  # what a step without a read leaves there nobody looks at
+        if name == "key_scale":
+            tensor, own = tensor[:, plan.first_slots :], own[:, plan.first_slots :]
+        if name in ("query", "norms", "mapped", "query_scale"):  # a step without a read leaves anything there
             reads = torch.tensor([plan.slots_at(t) > 0 for t in range(plan.steps)])
             reads = reads[:, None] & (
                 torch.ones(1, plan.batch, dtype=torch.bool)
@@ -168,6 +177,12 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         ("lstm", "mlp", "softmax", "add", 21, 5, 2, 0, 1, 2, 0, 4, True),
         ("lstm", "mlp", "softmax", "gate", 18, 9, 2, 3, 1, 3, 2, 1, True),
         ("gru", "affine", "relu_norm", "gate", 33, 1, 3, 2, 2, None, 0, 0, True),
+        ("lstm", "cosine", "softmax", "gate", 18, 37, 3, 3, 1, 3, 2, 1, True),
+        ("gru", "cosine", "relu_norm", "add", 33, 16, 2, 2, 1, None, 0, 0, False),
+        ("gru", "cosine", "softmax_sink", "gate", 7, 5, 3, 9, 2, 2, 3, 3, True),
+        ("rnn_tanh", "cosine", "softmax", "add", 20, 33, 1, 8, 1, 2, 0, 2, False),
+        ("rnn_tanh", "cosine", "relu", "concat", 17, 40, 18, 2, 1, 2, 20, 5, True),
+        ("lstm", "cosine", "softmax", "add_bounded", 16, 9, 2, 3, 3, None, 0, 0, True),
     ],
 )  # fmt: skip
 def test_all_that_the_loops_fill(
@@ -179,12 +194,14 @@ def test_all_that_the_loops_fill(
     compare(plan_of(cell, n, d, batch, 4, first, seen, config), lengths)
 
 
-def test_more_slots_than_are_merged_at_once() -> None:
-    compare(plan_of("lstm", 16, 4, 2, 2, 150, 0, SABConfig(9, 1, 2, "dot")), None)
+@pytest.mark.parametrize("scorer", ["dot", "cosine"])
+def test_more_slots_than_are_merged_at_once(scorer: str) -> None:
+    compare(plan_of("lstm", 16, 4, 2, 2, 150, 0, SABConfig(9, 1, 2, scorer)), None)
 
 
-def test_one_step() -> None:
-    compare(plan_of("gru", 17, 4, 1, 1, 0, 0, SABConfig(2, 1, 2, "mlp")), None)
+@pytest.mark.parametrize("scorer", ["mlp", "cosine"])
+def test_one_step(scorer: str) -> None:
+    compare(plan_of("gru", 17, 4, 1, 1, 0, 0, SABConfig(2, 1, 2, scorer)), None)
 
 
 def test_large_inputs_saturate_without_nan() -> None:
