@@ -204,11 +204,40 @@ def test_one_step(scorer: str) -> None:
     compare(plan_of("gru", 17, 4, 1, 1, 0, 0, SABConfig(2, 1, 2, scorer)), None)
 
 
+@pytest.mark.parametrize(("cell", "incorporate"), [("lstm", "gate"), ("gru", "add"), ("rnn_tanh", "gate")])
+def test_keys_of_length_one_in_pieces(cell: str, incorporate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece's first keys come as they are, and their gradients go back to the piece before as they are."""
+    monkeypatch.setattr(engine, "LARGEST_SMALL", 0)
+    options = {"k_top": 3, "k_att": 2, "k_trunc": 3, "scorer": "cosine", "incorporate": incorporate}
+    ours, theirs = (
+        randomize(make_layer(cell, 2, 7, attention_size=18, backend=name, **options), scale=0.4)
+        for name in ("triton", "reference")
+    )
+    x = randn(7, 2, 2).requires_grad_()
+
+    def gradients(layer: Any, pieces: list[slice]) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        state = None
+        for piece in pieces:
+            output, state = layer(x[piece], state)
+            outputs.append(output)
+        assert state is not None
+        total = weighted_sum([torch.cat(outputs), state.keys])
+        return [total, *torch.autograd.grad(total, [x, *layer.parameters()])]
+
+    whole = gradients(theirs, [slice(0, 7)])
+    for own, gradient in zip(gradients(ours, [slice(0, 3), slice(3, 4), slice(4, 7)]), whole, strict=True):
+        torch.testing.assert_close(own, gradient, rtol=1e-9, atol=1e-9)
+
+
 def test_large_inputs_saturate_without_nan() -> None:
     compare(plan_of("lstm", 16, 4, 1, 3, 0, 0, SABConfig(2, 1, 2, "mlp")), None, scale=1e4)
 
 
-@pytest.mark.parametrize(("cell", "scorer", "incorporate"), [("lstm", "mlp", "concat"), ("gru", "dot", "add")])
+@pytest.mark.parametrize(
+    ("cell", "scorer", "incorporate"),
+    [("lstm", "mlp", "concat"), ("gru", "dot", "add"), ("lstm", "cosine", "gate"), ("gru", "cosine", "add")],
+)
 def test_half_precision_factors(cell: str, scorer: str, incorporate: str) -> None:
     """States in float32 and factors in half precision, which the interpreter has only as float16."""
     plan = plan_of(cell, 21, 10, 2, 4, 1, 0, SABConfig(9, 2, 3, scorer, incorporate=incorporate))
@@ -248,7 +277,12 @@ def test_tf32_rounds_factors_to_nearest_but_for_a_single_row(batch: int) -> None
 
 @pytest.mark.parametrize(
     ("cell", "scorer", "incorporate"),
-    [("lstm", "mlp", "concat"), ("gru", "dot", "add"), ("rnn_tanh", "affine_tanh", "add_bounded")],
+    [
+        ("lstm", "mlp", "concat"),
+        ("gru", "dot", "add"),
+        ("rnn_tanh", "affine_tanh", "add_bounded"),
+        ("gru", "cosine", "gate"),
+    ],
 )
 def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
     """All that the loops leave has TF32's error where it is allowed, and float32's where it is not."""
@@ -280,7 +314,8 @@ def test_the_formula_for_tanh(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "scorer", "k_top"), [("lstm", "mlp", 2), ("gru", "affine", 2), ("lstm", "affine", 40)]
+    ("cell", "scorer", "k_top"),
+    [("lstm", "mlp", 2), ("gru", "affine", 2), ("lstm", "affine", 40), ("gru", "cosine", 2)],
 )
 def test_the_gates_are_written_over_only_when_nobody_reads_them_again(
     cell: str, scorer: str, k_top: int, monkeypatch: pytest.MonkeyPatch
