@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import random
+import threading
 from typing import Any
 
 import pytest
@@ -19,8 +22,9 @@ from tests.ops.cases import make_layer, randn, randomize, weighted_sum
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
-from sab.ops.triton import engine, large
+from sab.ops.triton import engine, large, large_backward, large_forward
 from sab.parts import pointwise
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS
 from sab.parts.scorers import unit
@@ -192,6 +196,105 @@ def test_all_that_the_loops_fill(
     config = SABConfig(k_top, k_att, k_trunc, scorer, weighting, incorporate=incorporate)
     lengths = torch.randint(1, 5, (batch,)) if ends else None
     compare(plan_of(cell, n, d, batch, 4, first, seen, config), lengths)
+
+
+class Turns:
+    """Runs the programs of a kernel one after another from meeting to meeting, each time in another order.
+
+    What a program reads before a meeting and another one writes is then different from order to order.
+    """
+
+    def __init__(self, programs: int) -> None:
+        self.programs = programs
+        self._turns = [threading.Semaphore(0) for _ in range(programs)]
+        self._back = threading.Semaphore(0)
+        self._own = threading.local()
+        self._ended: list[int] = []
+        self._errors: list[BaseException] = []
+
+    def meet(self, counter: Any, goal: Any, programs: Any) -> Any:
+        """In the place of the kernels' own."""
+        self._back.release()
+        self._turns[self._own.program].acquire()
+        return goal + programs
+
+    def launch(self, executor: Any, *arguments: Any, **options: Any) -> None:
+        """In the place of the interpreter's, which would run each program to its end."""
+        function, builder = executor.fn, interpreter.interpreter_builder
+        names = inspect.signature(function).parameters
+        given = inspect.signature(function).bind(*arguments, **{k: v for k, v in options.items() if k in names})
+        values = {
+            name: value if name in executor.constexprs else interpreter._implicit_cvt(value)
+            for name, value in given.arguments.items()
+        }
+
+        def run(program: int) -> None:
+            self._own.program = program
+            self._turns[program].acquire()
+            try:
+                builder.set_grid_idx(program, 0, 0)
+                function(**values)
+            except BaseException as error:
+                self._errors.append(error)
+            self._ended.append(program)
+            self._back.release()
+
+        builder.set_grid_dim(self.programs, 1, 1)
+        self._ended.clear()
+        scope = interpreter._patch_lang(function)
+        try:
+            for program in range(self.programs):
+                threading.Thread(target=run, args=(program,), daemon=True).start()
+            order = list(range(self.programs))
+            while not self._ended:
+                random.shuffle(order)
+                for program in order:
+                    self._turns[program].release()
+                    self._back.acquire()
+                assert not self._errors, self._errors
+            assert len(self._ended) == self.programs, "some programs met more often than others"
+        finally:
+            scope.restore()
+
+
+@pytest.mark.parametrize(
+    ("cell", "scorer", "incorporate", "half"),
+    [("lstm", "cosine", "gate", False), ("gru", "cosine", "add", True), ("gru", "mlp", "concat", False)],
+)
+def test_programs_may_run_in_any_order_between_meetings(
+    cell: str, scorer: str, incorporate: str, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random.seed(0)
+    plan = plan_of(cell, 35, 37, 2, 4, 2, 0, SABConfig(3, 1, 2, scorer, incorporate=incorporate))
+    weights, buffers, work = buffers_of(plan, torch.tensor([4, 3]))
+    types: dict[str, Any] = {}
+    if half:
+        types = dict.fromkeys(("gates", "hidden_new", "keys", "dgates", "dhidden"), torch.float16)
+        types["others"] = torch.float32
+        weights = Weights(*(None if weight is None else weight.half() for weight in weights))  # pyright: ignore
+
+    def run() -> dict[str, Any]:
+        own_buffers, own_work = copied(buffers, **types), copied(work, **types)
+        large.forward(plan, weights, own_buffers)
+        large.backward(plan, weights, own_buffers, own_work)
+        return {**own_buffers._asdict(), **own_work._asdict()}
+
+    expected = run()
+    turns, launch = Turns(3), interpreter.GridExecutor.__call__
+    monkeypatch.setattr(large_forward, "meet", turns.meet)
+    monkeypatch.setattr(large_backward, "meet", turns.meet)
+    monkeypatch.setattr(
+        interpreter.GridExecutor,
+        "__call__",
+        lambda executor, *arguments, **options: (turns.launch if "counter" in executor.arg_names else launch)(
+            executor, *arguments, **options
+        ),
+    )
+    for name, tensor in run().items():
+        if tensor is not None:
+            torch.testing.assert_close(
+                tensor, expected[name], rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 @pytest.mark.parametrize("scorer", ["dot", "cosine"])

@@ -172,17 +172,17 @@ def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, d
 @triton.jit
 def _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query_scale, scores, K_TOP: tl.constexpr,
                   PLACES: tl.constexpr):  # fmt: skip
-    """What `_key_backward` needs where the scorer normalises: the selected scores, those of keys that were kept in this
-    loop, and 1 / the lengths of keys and query. The other keys came with length 1; their gradient stays as it is."""
-    is_new = valid & (slot >= first_slots)
+    """What `_key_backward` needs where the scorer normalises: the selected scores, and 1 / the lengths of keys and of
+    the query. That of a key from before the loop is 1, as it came."""
     score = tl.load(scores + at_row * K_TOP + tl.arange(0, PLACES), mask=valid, other=0.0)
-    key_inverse = tl.load(key_scale + wide(row) * slots + slot, mask=is_new, other=1.0)
-    return score, tl.where(is_new, score, 0.0), key_inverse, tl.load(query_scale + at_row)
+    key_at = key_scale + wide(row) * slots + slot
+    key_inverse = tl.load(key_at, mask=valid & (slot >= first_slots), other=1.0)
+    return score, key_inverse, tl.load(query_scale + at_row)
 
 
 @triton.jit
-def _key_backward(row, slot, valid, column, at_row, slots, da, saved, scales, dquery, dquery_left, dkeys, dv,
-                  real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+def _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left, dkeys,
+                  dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
                   NORMALISES: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
     """The gradients of keys and query from those of the selected scores; where the scorer normalises, those of both
     before they were brought to length 1."""
@@ -190,14 +190,16 @@ def _key_backward(row, slot, valid, column, at_row, slots, da, saved, scales, dq
     inside = column < D
     dscore = da
     if NORMALISES:
-        score, new_score, key_inverse, query_inverse = scales
+        score, key_inverse, query_inverse = scales
         dscore = da * (query_inverse * (D * SCALE))
     dkey_new, dq_terms, dv_terms = SCORE(dscore[:, None], own.to(real), q[None, :], factor.to(real)[None, :], MATH)
     dq = tl.sum(dq_terms, 0)
     if NORMALISES:
-        # No score depends on a vector's length, so the gradient has no part along the vector.
-        dkey_new = (dkey_new - (da * new_score)[:, None] * own.to(real)) * key_inverse[:, None]
-        dq -= tl.sum(da * score, 0) * query_inverse * query_inverse * q
+        # No score depends on a vector's length, so the gradient has no part along the vector. A key from before the
+        # loop came with length 1: its gradient is that of the key as it came.
+        along = da * score
+        dkey_new = (dkey_new - tl.where(slot >= first_slots, along, 0.0)[:, None] * own.to(real)) * key_inverse[:, None]
+        dq -= tl.sum(along, 0) * query_inverse * query_inverse * q
     dq = QUERY(dq, SCALE)
     dkey += dkey_new
     if dv is not None:
@@ -303,14 +305,15 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
                                new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
-            _key_backward(row, slot, valid, column, at_row, slots, da, saved, scales, dquery, dquery_left, dkeys,
-                          dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
+            _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
+                          dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
         else:
             for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
                 column = first + tl.arange(0, KEY_PIECE)
                 saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
-                _key_backward(row, slot, valid, column, at_row, slots, da, saved, scales, dquery, dquery_left,
-                              dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
+                _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
+                              dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D,
+                              MIXED)  # fmt: skip
 
 
 @triton.jit

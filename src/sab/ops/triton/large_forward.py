@@ -390,7 +390,8 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                     PRECISION)  # fmt: skip
         if not NUMBERS and K_TOP > 0:
             if keeping:
-                # Last read before the meeting between `_query_phase` and `_read_phase`: `key_squares`.
+                # Writes over sums of squares that `_query_phase` read, and that one those that `_read_phase` read: a
+                # meeting is between. The raw keys nobody reads but `_query_phase`, each tile its own.
                 _key_phase(used - 1, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH,
                            NORMALISES, N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
         goal = meet(counter, goal, programs)
@@ -434,6 +435,6 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                 _key_phase(slot, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH, NORMALISES,
                            N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                 if NORMALISES:
-                    meet(counter, goal, programs)
+                    meet(counter, goal, programs)  # for the sums of the other tiles
                     _unit_phase(slot, batch, pid, programs, slots, keys, key_scale, key_squares, real, D, QUERY_ROWS,
                                 COLUMNS, SMALLEST_SQUARE)  # fmt: skip
