@@ -109,7 +109,7 @@ def _key_phase(slot, batch, pid, programs, slots, h_left, keys, key_squares, w_m
 @triton.jit
 def _inverse_length(squares, row, batch, real: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
                     COLUMNS: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """1 / the length of the rows' vectors from the sums of all tiles, squares [tile, row]."""
+    """1 / the lengths of the rows' vectors, from the sums of all tiles: squares [tile, row]."""
     block = tl.arange(0, 64)
     total = tl.zeros((ROWS,), real)
     for first in range(0, tl.cdiv(D, COLUMNS), 64):
@@ -120,12 +120,13 @@ def _inverse_length(squares, row, batch, real: tl.constexpr, D: tl.constexpr, RO
 
 
 @triton.jit
-def _unit_key(slot, row, column, batch, slots, keys, key_scale, key_squares, real: tl.constexpr, D: tl.constexpr,
-              ROWS: tl.constexpr, COLUMNS: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """Brings a slot's keys to length 1 in one tile of `_key_phase`, and returns them.
+def _unit_key(slot, row, column, part, batch, slots, keys, key_scale, key_squares, real: tl.constexpr,
+              D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+              SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
+    """Brings a slot's keys to length 1 in one tile of `_key_phase`, and returns them; part: the tile's number in a row.
 
-    There must be a meeting between the two, for the sums of the other tiles. The keys themselves no other tile reads
-    or writes before the next meeting.
+    A meeting must be between the two, for the sums of the other tiles. The keys themselves no other tile reads or
+    writes before the next meeting.
     """
     inside = (row < batch)[:, None] & (column < D)[None, :]
     key_at = keys + (wide(row) * slots + slot)[:, None] * D + column[None, :]
@@ -134,7 +135,7 @@ def _unit_key(slot, row, column, batch, slots, keys, key_scale, key_squares, rea
     tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
     key = (key.to(real) * scale[:, None]).to(keys.dtype.element_ty)
     tl.store(key_at, key, mask=inside)
-    tl.store(key_scale + wide(row) * slots + slot, scale, mask=also(row < batch, tl.min(column) == 0))
+    tl.store(key_scale + wide(row) * slots + slot, scale, mask=also(row < batch, part == 0))
     return key
 
 
@@ -146,8 +147,8 @@ def _unit_phase(slot, batch, pid, programs, slots, keys, key_scale, key_squares,
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        _unit_key(slot, row, column, batch, slots, keys, key_scale, key_squares, real, D, ROWS, COLUMNS,
-                  SMALLEST_SQUARE)  # fmt: skip
+        _unit_key(slot, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, real, D, ROWS,
+                  COLUMNS, SMALLEST_SQUARE)  # fmt: skip
 
 
 @triton.jit
@@ -187,8 +188,8 @@ def _query_phase(t, batch, pid, programs, used, keeping, slots, h_hat_left, quer
             newest = tl.where(keeping, used - 1, -1)
             newest_key = tl.zeros((ROWS, COLUMNS), keys.dtype.element_ty)
             if keeping:
-                newest_key = _unit_key(used - 1, row, column, batch, slots, keys, key_scale, key_squares, real, D, ROWS,
-                                       COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+                newest_key = _unit_key(used - 1, row, column, tile // row_tiles, batch, slots, keys, key_scale,
+                                       key_squares, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
         own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
                             BLOCK, STAGES, PRECISION)  # fmt: skip
         bias = tl.zeros((COLUMNS,), real)
@@ -217,18 +218,26 @@ def _query_phase(t, batch, pid, programs, used, keeping, slots, h_hat_left, quer
 
 
 @triton.jit
-def _scores(row, slot, batch, used, slots, partial, scale, real: tl.constexpr, NORMALISES: tl.constexpr,
-            D: tl.constexpr, COLUMNS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
-    """The sums of `partial`, times `scale` where the scorer normalises; where there is no slot, less than any score."""
+def _scores(row, slot, batch, used, slots, partial, query_squares, real: tl.constexpr, NORMALISES: tl.constexpr,
+            SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+            CANDIDATES: tl.constexpr):  # fmt: skip
+    """The sums of `partial`; where there is no slot, less than any score. Where the scorer normalises, the scores are
+    scaled by 1 / the length of the query, which is returned as well (else 1)."""
     block = tl.arange(0, 64)
     score = tl.zeros((CANDIDATES,), real)
+    square = tl.zeros((64,), real)
     for first in range(0, tl.cdiv(D, COLUMNS), 64):
         at = partial + (wide((first + block) * batch) + row)[:, None] * slots + slot[None, :]
         there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (slot < used)[None, :]
+        if NORMALISES:  # next to the other load, so that one does not wait for the other
+            square_at = query_squares + (first + block) * batch + row
+            square += tl.load(square_at, mask=first + block < tl.cdiv(D, COLUMNS), other=0.0)
         score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
+    inverse = 1.0
     if NORMALISES:
-        score = score * scale
-    return tl.where(slot < used, score, float("-inf"))
+        inverse = tl.rsqrt(tl.sum(square, 0) + SMALLEST_SQUARE * D)
+        score = score * (inverse * (D * SCALE))
+    return tl.where(slot < used, score, float("-inf")), inverse
 
 
 @triton.jit
@@ -268,19 +277,12 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, MARK)
         else:
             candidate = tl.arange(0, CANDIDATES)
-            scale = 1.0
-            if NORMALISES:  # the same in all slices of the row, and positive
-                inverse = _inverse_length(query_squares, row + tl.arange(0, 1), batch, real, D, 1, COLUMNS,
-                                          SMALLEST_SQUARE)  # fmt: skip
-                inverse = tl.sum(inverse, 0)
-                scale = inverse * (D * SCALE)
-                tl.store(query_scale + at_row, inverse, mask=part == 0)
-            found = _scores(row, candidate, batch, used, slots, partial, scale, real, NORMALISES, D, COLUMNS,
-                            CANDIDATES)  # fmt: skip
+            found, inverse = _scores(row, candidate, batch, used, slots, partial, query_squares, real, NORMALISES,
+                                     SMALLEST_SQUARE, SCALE, D, COLUMNS, CANDIDATES)  # fmt: skip
             score, slot = top(found, candidate, PLACES)
             for first in range(CANDIDATES, used, CANDIDATES):
-                found = _scores(row, first + candidate, batch, used, slots, partial, scale, real, NORMALISES, D,
-                                COLUMNS, CANDIDATES)  # fmt: skip
+                found, _ = _scores(row, first + candidate, batch, used, slots, partial, query_squares, real, NORMALISES,
+                                   SMALLEST_SQUARE, SCALE, D, COLUMNS, CANDIDATES)  # fmt: skip
                 score, slot = merge(score, slot, found, first + candidate, PLACES)
         k = tl.minimum(K_TOP, used)
         weight, norm = WEIGH(score, place < k)
@@ -292,6 +294,7 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             if SAVES_NORM:
                 tl.store(norms + at_row, tl.sum(norm, 0))
             if NORMALISES:
+                tl.store(query_scale + at_row, inverse)
                 tl.store(scores + at_row * K_TOP + place, score, mask=valid)
         memory = store + (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
@@ -390,8 +393,9 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                     PRECISION)  # fmt: skip
         if not NUMBERS and K_TOP > 0:
             if keeping:
-                # Writes over sums of squares that `_query_phase` read, and that one those that `_read_phase` read: a
-                # meeting is between. The raw keys nobody reads but `_query_phase`, each tile its own.
+                # Where the scorer normalises, this writes over `key_squares`, which `_query_phase` reads, and that one
+                # over `query_squares`, which `_read_phase` reads. Each read is followed by a meeting before the next
+                # write.
                 _key_phase(used - 1, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH,
                            NORMALISES, N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
         goal = meet(counter, goal, programs)
