@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import random
+import threading
 from typing import Any
 
 import pytest
@@ -19,10 +22,12 @@ from tests.ops.cases import make_layer, randn, randomize, weighted_sum
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
-from sab.ops.triton import engine, large
+from sab.ops.triton import engine, large, large_backward, large_forward
 from sab.parts import pointwise
-from sab.parts.registry import CELLS, INCORPORATIONS
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS
+from sab.parts.scorers import unit
 
 tanh = pointwise.compiled(pointwise.tanh)
 
@@ -45,7 +50,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
     """Random weights, buffers and gradients from outside, as the operation lays them out; NaN where nothing is yet."""
     config, steps, batch, n, d = plan.config, plan.steps, plan.batch, plan.n, plan.key_size
     first, kept, gates = plan.first_slots, plan.slots - plan.first_slots, CELLS[plan.cell].gates * plan.n
-    is_mlp, is_mapped = config.scorer == "mlp", config.k_top > 0 and INCORPORATIONS[config.incorporate].has_weights
+    scorer = SCORERS[str(config.scorer)]
+    parameters, is_mapped = scorer.shapes(n, d, 2), config.k_top > 0 and INCORPORATIONS[config.incorporate].has_weights
     nan = float("nan")
 
     def new(*shape: int) -> Tensor:
@@ -61,8 +67,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         new(gates) if plan.cell == "gru" else None,
         new(*side) / n**0.5 if has_memory else None,
         new(*side) / n**0.5 if has_memory else None,
-        (new(2) if plan.is_affine else new(d)) if has_memory and config.scorer != "dot" else None,
-        new(d) if has_memory and is_mlp else None,
+        new(*parameters["bias"]) if has_memory and "bias" in parameters else None,
+        new(d) if has_memory and "v" in parameters else None,
         new(n, 2 * n) / n**0.5 if is_mapped else None,
         new(n) if is_mapped else None,
     )
@@ -73,6 +79,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         filled(nan, batch, plan.slots, d),
     )
     store[: first + 1], cells[0], keys[:, :first] = new(first + 1, batch, n), new(batch, n), new(batch, first, d)
+    if scorer.normalises:
+        keys[:, :first] = unit(keys[:, :first])
     buffers: dict[str, Any] = {
         "store": store,
         "c": cells if plan.cell == "lstm" else cells[:0],
@@ -86,6 +94,9 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "norms": filled(nan, steps, batch),
         "summary": filled(0, steps, batch, n),
         "mapped": filled(nan, steps, batch, n) if config.incorporate == "gate" else None,
+        "key_scale": filled(nan, batch, plan.slots) if scorer.normalises else None,
+        "query_scale": filled(nan, steps, batch) if scorer.normalises else None,
+        "scores": filled(0, steps, batch, config.k_top) if scorer.normalises else None,
         "lengths": lengths,
     }
     dstore, dkeys = filled(0, *store.shape), filled(0, *keys.shape)
@@ -104,7 +115,7 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "dsummary": new(steps, batch, n) * alive,
         "dweights": new(steps, batch, config.k_top) * alive,
         "dincorporated": filled(0, steps, batch, n) if is_mapped else None,
-        "dv": filled(0, batch, d) if has_memory and is_mlp else None,
+        "dv": filled(0, batch, d) if has_memory and "v" in parameters else None,
     }
     return weights, Buffers(**buffers), Work(**work)
 
@@ -141,7 +152,9 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         if tensor is None or name in unread:
             continue
         own = {**own_buffers._asdict(), **own_work._asdict()}[name]
-        if name in ("query", "norms", "mapped"):  # what a step without a read leaves there nobody looks at
+        if name == "key_scale":
+            tensor, own = tensor[:, plan.first_slots :], own[:, plan.first_slots :]
+        if name in ("query", "norms", "mapped", "query_scale"):  # a step without a read leaves anything there
             reads = torch.tensor([plan.slots_at(t) > 0 for t in range(plan.steps)])
             reads = reads[:, None] & (
                 torch.ones(1, plan.batch, dtype=torch.bool)
@@ -168,6 +181,12 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         ("lstm", "mlp", "softmax", "add", 21, 5, 2, 0, 1, 2, 0, 4, True),
         ("lstm", "mlp", "softmax", "gate", 18, 9, 2, 3, 1, 3, 2, 1, True),
         ("gru", "affine", "relu_norm", "gate", 33, 1, 3, 2, 2, None, 0, 0, True),
+        ("lstm", "cosine", "softmax", "gate", 18, 37, 3, 3, 1, 3, 2, 1, True),
+        ("gru", "cosine", "relu_norm", "add", 33, 16, 2, 2, 1, None, 0, 0, False),
+        ("gru", "cosine", "softmax_sink", "gate", 7, 5, 3, 9, 2, 2, 3, 3, True),
+        ("rnn_tanh", "cosine", "softmax", "add", 20, 33, 1, 8, 1, 2, 0, 2, False),
+        ("rnn_tanh", "cosine", "relu", "concat", 17, 40, 18, 2, 1, 2, 20, 5, True),
+        ("lstm", "cosine", "softmax", "add_bounded", 16, 9, 2, 3, 3, None, 0, 0, True),
     ],
 )  # fmt: skip
 def test_all_that_the_loops_fill(
@@ -179,19 +198,149 @@ def test_all_that_the_loops_fill(
     compare(plan_of(cell, n, d, batch, 4, first, seen, config), lengths)
 
 
-def test_more_slots_than_are_merged_at_once() -> None:
-    compare(plan_of("lstm", 16, 4, 2, 2, 150, 0, SABConfig(9, 1, 2, "dot")), None)
+class Turns:
+    """Runs the programs of a kernel one after another from meeting to meeting, each time in another order.
+
+    What a program reads before a meeting and another one writes is then different from order to order.
+    """
+
+    def __init__(self, programs: int) -> None:
+        self.programs = programs
+        self._turns = [threading.Semaphore(0) for _ in range(programs)]
+        self._back = threading.Semaphore(0)
+        self._own = threading.local()
+        self._ended: list[int] = []
+        self._errors: list[BaseException] = []
+
+    def meet(self, counter: Any, goal: Any, programs: Any) -> Any:
+        """In the place of the kernels' own."""
+        self._back.release()
+        self._turns[self._own.program].acquire()
+        return goal + programs
+
+    def launch(self, executor: Any, *arguments: Any, **options: Any) -> None:
+        """In the place of the interpreter's, which would run each program to its end."""
+        function, builder = executor.fn, interpreter.interpreter_builder
+        names = inspect.signature(function).parameters
+        given = inspect.signature(function).bind(*arguments, **{k: v for k, v in options.items() if k in names})
+        values = {
+            name: value if name in executor.constexprs else interpreter._implicit_cvt(value)
+            for name, value in given.arguments.items()
+        }
+
+        def run(program: int) -> None:
+            self._own.program = program
+            self._turns[program].acquire()
+            try:
+                builder.set_grid_idx(program, 0, 0)
+                function(**values)
+            except BaseException as error:
+                self._errors.append(error)
+            self._ended.append(program)
+            self._back.release()
+
+        builder.set_grid_dim(self.programs, 1, 1)
+        self._ended.clear()
+        scope = interpreter._patch_lang(function)
+        try:
+            for program in range(self.programs):
+                threading.Thread(target=run, args=(program,), daemon=True).start()
+            order = list(range(self.programs))
+            while not self._ended:
+                random.shuffle(order)
+                for program in order:
+                    self._turns[program].release()
+                    self._back.acquire()
+                assert not self._errors, self._errors
+            assert len(self._ended) == self.programs, "some programs met more often than others"
+        finally:
+            scope.restore()
 
 
-def test_one_step() -> None:
-    compare(plan_of("gru", 17, 4, 1, 1, 0, 0, SABConfig(2, 1, 2, "mlp")), None)
+@pytest.mark.parametrize(
+    ("cell", "scorer", "incorporate", "half"),
+    [("lstm", "cosine", "gate", False), ("gru", "cosine", "add", True), ("gru", "mlp", "concat", False)],
+)
+def test_programs_may_run_in_any_order_between_meetings(
+    cell: str, scorer: str, incorporate: str, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random.seed(0)
+    plan = plan_of(cell, 35, 37, 2, 4, 2, 0, SABConfig(3, 1, 2, scorer, incorporate=incorporate))
+    weights, buffers, work = buffers_of(plan, torch.tensor([4, 3]))
+    types: dict[str, Any] = {}
+    if half:
+        types = dict.fromkeys(("gates", "hidden_new", "keys", "dgates", "dhidden"), torch.float16)
+        types["others"] = torch.float32
+        weights = Weights(*(None if weight is None else weight.half() for weight in weights))  # pyright: ignore
+
+    def run() -> dict[str, Any]:
+        own_buffers, own_work = copied(buffers, **types), copied(work, **types)
+        large.forward(plan, weights, own_buffers)
+        large.backward(plan, weights, own_buffers, own_work)
+        return {**own_buffers._asdict(), **own_work._asdict()}
+
+    expected = run()
+    turns, launch = Turns(3), interpreter.GridExecutor.__call__
+    monkeypatch.setattr(large_forward, "meet", turns.meet)
+    monkeypatch.setattr(large_backward, "meet", turns.meet)
+    monkeypatch.setattr(
+        interpreter.GridExecutor,
+        "__call__",
+        lambda executor, *arguments, **options: (turns.launch if "counter" in executor.arg_names else launch)(
+            executor, *arguments, **options
+        ),
+    )
+    for name, tensor in run().items():
+        if tensor is not None:
+            torch.testing.assert_close(
+                tensor, expected[name], rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("scorer", ["dot", "cosine"])
+def test_more_slots_than_are_merged_at_once(scorer: str) -> None:
+    compare(plan_of("lstm", 16, 4, 2, 2, 150, 0, SABConfig(9, 1, 2, scorer)), None)
+
+
+@pytest.mark.parametrize("scorer", ["mlp", "cosine"])
+def test_one_step(scorer: str) -> None:
+    compare(plan_of("gru", 17, 4, 1, 1, 0, 0, SABConfig(2, 1, 2, scorer)), None)
+
+
+@pytest.mark.parametrize(("cell", "incorporate"), [("lstm", "gate"), ("gru", "add"), ("rnn_tanh", "gate")])
+def test_keys_of_length_one_in_pieces(cell: str, incorporate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece's first keys come as they are, and their gradients go back to the piece before as they are."""
+    monkeypatch.setattr(engine, "LARGEST_SMALL", 0)
+    options = {"k_top": 3, "k_att": 2, "k_trunc": 3, "scorer": "cosine", "incorporate": incorporate}
+    ours, theirs = (
+        randomize(make_layer(cell, 2, 7, attention_size=18, backend=name, **options), scale=0.4)
+        for name in ("triton", "reference")
+    )
+    x = randn(7, 2, 2).requires_grad_()
+
+    def gradients(layer: Any, pieces: list[slice]) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        state = None
+        for piece in pieces:
+            output, state = layer(x[piece], state)
+            outputs.append(output)
+        assert state is not None
+        total = weighted_sum([torch.cat(outputs), state.keys])
+        return [total, *torch.autograd.grad(total, [x, *layer.parameters()])]
+
+    whole = gradients(theirs, [slice(0, 7)])
+    for own, gradient in zip(gradients(ours, [slice(0, 3), slice(3, 4), slice(4, 7)]), whole, strict=True):
+        torch.testing.assert_close(own, gradient, rtol=1e-9, atol=1e-9)
 
 
 def test_large_inputs_saturate_without_nan() -> None:
     compare(plan_of("lstm", 16, 4, 1, 3, 0, 0, SABConfig(2, 1, 2, "mlp")), None, scale=1e4)
 
 
-@pytest.mark.parametrize(("cell", "scorer", "incorporate"), [("lstm", "mlp", "concat"), ("gru", "dot", "add")])
+@pytest.mark.parametrize(
+    ("cell", "scorer", "incorporate"),
+    [("lstm", "mlp", "concat"), ("gru", "dot", "add"), ("lstm", "cosine", "gate"), ("gru", "cosine", "add")],
+)
 def test_half_precision_factors(cell: str, scorer: str, incorporate: str) -> None:
     """States in float32 and factors in half precision, which the interpreter has only as float16."""
     plan = plan_of(cell, 21, 10, 2, 4, 1, 0, SABConfig(9, 2, 3, scorer, incorporate=incorporate))
@@ -231,7 +380,12 @@ def test_tf32_rounds_factors_to_nearest_but_for_a_single_row(batch: int) -> None
 
 @pytest.mark.parametrize(
     ("cell", "scorer", "incorporate"),
-    [("lstm", "mlp", "concat"), ("gru", "dot", "add"), ("rnn_tanh", "affine_tanh", "add_bounded")],
+    [
+        ("lstm", "mlp", "concat"),
+        ("gru", "dot", "add"),
+        ("rnn_tanh", "affine_tanh", "add_bounded"),
+        ("gru", "cosine", "gate"),
+    ],
 )
 def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
     """All that the loops leave has TF32's error where it is allowed, and float32's where it is not."""
@@ -263,7 +417,8 @@ def test_the_formula_for_tanh(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "scorer", "k_top"), [("lstm", "mlp", 2), ("gru", "affine", 2), ("lstm", "affine", 40)]
+    ("cell", "scorer", "k_top"),
+    [("lstm", "mlp", 2), ("gru", "affine", 2), ("lstm", "affine", 40), ("gru", "cosine", 2)],
 )
 def test_the_gates_are_written_over_only_when_nobody_reads_them_again(
     cell: str, scorer: str, k_top: int, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ from sab.ops.triton.large_forward import forward_kernel
 from sab.ops.triton.large_parts import round_kernel
 from sab.ops.triton.launch import INTERPRETED
 from sab.parts.registry import CELLS
+from sab.parts.scorers import SMALLEST_SQUARE
 
 # All programs run at the same time or none does: otherwise they could wait for one that never starts.
 LAUNCH = {"num_warps": 4, "launch_cooperative_grid": True}
@@ -41,7 +42,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
     options = _options(plan, keys.dtype, tf32, store.device)
     tiles = _forward_tiles(plan, _multiprocessors(store.device))
     batch, n, mixed = plan.batch, plan.n, options["MIXED"]
-    h_left = h_hat_left = summary_left = partial = best_key = best_slot = None
+    h_left = h_hat_left = summary_left = partial = key_squares = query_squares = best_key = best_slot = None
     if mixed:
         # The states once more as factors, read by all programs in each step: in half precision half the bytes.
         h_left, h_hat_left = keys.new_empty(2, batch, n), keys.new_empty(batch, n)
@@ -52,7 +53,10 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
         best_key = store.new_empty(slices, batch, options["PLACES"])
         best_slot = torch.empty(best_key.shape, dtype=torch.int32, device=store.device)
     elif plan.config.k_top > 0:
-        partial = store.new_empty(triton.cdiv(plan.key_size, tiles["COLUMNS"]), batch, plan.slots)
+        column_tiles = triton.cdiv(plan.key_size, tiles["COLUMNS"])
+        partial = store.new_empty(column_tiles, batch, plan.slots)
+        if options["NORMALISES"]:
+            key_squares, query_squares = store.new_empty(2, column_tiles, batch).unbind()
     cast(Any, forward_kernel)[_grid(plan, tiles, store.device)](
         *buffers.written,
         buffers.lengths,
@@ -61,6 +65,8 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
         h_hat_left,
         summary_left,
         partial,
+        key_squares,
+        query_squares,
         best_key,
         best_slot,
         torch.zeros(1, dtype=torch.int32, device=store.device),
@@ -71,6 +77,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
         plan.slots,
         plan.config.k_att,
         0 if weights.scorer_bias is None else len(weights.scorer_bias),
+        SMALLEST_SQUARE=SMALLEST_SQUARE,
         **constants,
         **options,
         **tiles,
@@ -155,6 +162,7 @@ def _multiprocessors(device: torch.device) -> int:
 def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.device) -> dict[str, Any]:
     """What the kernels are compiled for, besides the tiles."""
     config = plan.config
+    scorer = parts_of(plan.cell, config).scorer
     tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
     # PyTorch computes products of a single row without TF32, so there two more products make up for its rounding.
     precision = "ieee" if not tf32 else "tf32x3" if plan.batch == 1 else "tf32"
@@ -164,6 +172,7 @@ def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.
         "D": plan.key_size,
         "K_TOP": config.k_top,
         "PLACES": triton.next_power_of_2(max(config.k_top, 1)),
+        "NORMALISES": scorer is not None and scorer.normalises,
         "SCALE": 1 / math.sqrt(max(plan.key_size, 1)),
         "MIXED": is_half or precision == "tf32",
         "MATH": "plain" if INTERPRETED else "approximate" if is_half else "formula" if tf32 else "accurate",

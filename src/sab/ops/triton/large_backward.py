@@ -170,14 +170,37 @@ def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, d
 
 
 @triton.jit
-def _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv,
-                  real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
-                  SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
-    """The gradients of keys and query from those of the selected scores."""
+def _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query_scale, scores, K_TOP: tl.constexpr,
+                  PLACES: tl.constexpr):  # fmt: skip
+    """What `_key_backward` needs where the scorer normalises: the selected scores, and 1 / the lengths of keys and of
+    the query. That of a key from before the loop is 1, as it came."""
+    score = tl.load(scores + at_row * K_TOP + tl.arange(0, PLACES), mask=valid, other=0.0)
+    key_at = key_scale + wide(row) * slots + slot
+    key_inverse = tl.load(key_at, mask=valid & (slot >= first_slots), other=1.0)
+    return score, key_inverse, tl.load(query_scale + at_row)
+
+
+@triton.jit
+def _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left, dkeys,
+                  dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+                  NORMALISES: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
+    """The gradients of keys and query from those of the selected scores; where the scorer normalises, those of both
+    before they were brought to length 1."""
     own, dkey, q, factor, dv_old = saved
     inside = column < D
-    dkey_new, dq_terms, dv_terms = SCORE(da[:, None], own.to(real), q[None, :], factor.to(real)[None, :], MATH)
-    dq = QUERY(tl.sum(dq_terms, 0), SCALE)
+    dscore = da
+    if NORMALISES:
+        score, key_inverse, query_inverse = scales
+        dscore = da * (query_inverse * (D * SCALE))
+    dkey_new, dq_terms, dv_terms = SCORE(dscore[:, None], own.to(real), q[None, :], factor.to(real)[None, :], MATH)
+    dq = tl.sum(dq_terms, 0)
+    if NORMALISES:
+        # No score depends on a vector's length, so the gradient has no part along the vector. A key from before the
+        # loop came with length 1: its gradient is that of the key as it came.
+        along = da * score
+        dkey_new = (dkey_new - tl.where(slot >= first_slots, along, 0.0)[:, None] * own.to(real)) * key_inverse[:, None]
+        dq -= tl.sum(along, 0) * query_inverse * query_inverse * q
+    dq = QUERY(dq, SCALE)
     dkey += dkey_new
     if dv is not None:
         tl.store(dv + row * D + column, dv_old + tl.sum(dv_terms, 0), mask=inside)
@@ -190,16 +213,16 @@ def _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dq
 
 @triton.jit
 def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, seen, first_slots, slots, k_att, cut,
-                         store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, lengths,
-                         w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys,
-                         dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial, carry, new_carry,
-                         real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, GATES: tl.constexpr,
-                         HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr,
-                         QUERY: tl.constexpr, SCORE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-                         INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, READS_STATE: tl.constexpr,
-                         READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
-                         PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr, PIECE: tl.constexpr,
-                         SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
+                         store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, key_scale,
+                         query_scale, scores, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
+                         dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial,
+                         carry, new_carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
+                         GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
+                         SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr,
+                         WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
+                         READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                         K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
+                         PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
                          PIECES: tl.constexpr):  # fmt: skip
     """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
     and of its query in one tile.
@@ -221,6 +244,11 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
             da = tl.load(dweights + at_row * K_TOP + place, mask=valid, other=0.0)
         else:
             da = tl.zeros((PLACES,), real)
+        scales = ()
+        if NORMALISES:
+            # Nothing in this loop writes these, so there is no meeting to wait for.
+            scales = _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query_scale, scores, K_TOP,
+                                   PLACES)  # fmt: skip
         if not NUMBERS and KEY_PIECE >= KEY_SLICE:
             column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
             saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
@@ -277,14 +305,15 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
                                new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
-            _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
-                          MATH, QUERY, SCORE, SCALE, D, MIXED)  # fmt: skip
+            _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
+                          dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
         else:
             for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
                 column = first + tl.arange(0, KEY_PIECE)
                 saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
-                _key_backward(row, slot, valid, column, at_row, slots, da, saved, dquery, dquery_left, dkeys, dv, real,
-                              MATH, QUERY, SCORE, SCALE, D, MIXED)  # fmt: skip
+                _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
+                              dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D,
+                              MIXED)  # fmt: skip
 
 
 @triton.jit
@@ -380,19 +409,19 @@ def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_ha
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
 def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-                    lengths, w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v, w_incorporate_t, dstore, dc, dcells,
-                    dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv, dh_hat, dh_left, ds_joined,
-                    dquery_left, dkeys_left, dhidden_left, partial, carry, counter, steps, batch, seen, first_slots,
-                    slots, k_att, k_trunc, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
-                    SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr, QUERY: tl.constexpr,
-                    SCORE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr,
-                    MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr,
-                    READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
-                    PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr,
-                    ROWS: tl.constexpr, UNITS: tl.constexpr, PIECES: tl.constexpr, QUERY_ROWS: tl.constexpr,
-                    COLUMNS: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr,
-                    KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                    PRECISION: tl.constexpr):  # fmt: skip
+                    key_scale, query_scale, scores, lengths, w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v,
+                    w_incorporate_t, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights,
+                    dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left, dkeys_left, dhidden_left, partial,
+                    carry, counter, steps, batch, seen, first_slots, slots, k_att, k_trunc, CELL: tl.constexpr,
+                    GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
+                    SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr,
+                    WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
+                    SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr,
+                    D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
+                    MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+                    PIECES: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,
+                    SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr,
+                    STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
@@ -441,12 +470,12 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                     goal = meet(counter, goal, programs)
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
                                      k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
-                                     norms, summary, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates,
-                                     dhidden, dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined,
-                                     dquery_left, partial, old_carry, new_carry, real, MATH, CELL, GATES, HAS_C,
-                                     SPLITS, NUMBERS, SLOPE, QUERY, SCORE, WEIGH, SAVES_NORM, INCORPORATE, MAPPED,
-                                     READS_STATE, READS_SUMMARY, N, D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE,
-                                     KEY_PIECE, KEY_SLICE, PIECES)  # fmt: skip
+                                     norms, summary, key_scale, query_scale, scores, lengths, w_memory, w_query, v,
+                                     dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys, dsummary,
+                                     dweights, dv, dh_hat, ds_joined, dquery_left, partial, old_carry, new_carry, real,
+                                     MATH, CELL, GATES, HAS_C, SPLITS, NUMBERS, SLOPE, QUERY, SCORE, NORMALISES, WEIGH,
+                                     SAVES_NORM, INCORPORATE, MAPPED, READS_STATE, READS_SUMMARY, N, D, K_TOP, PLACES,
+                                     SCALE, MIXED, PIECE, SLICE, KEY_PIECE, KEY_SLICE, PIECES)  # fmt: skip
                 goal = meet(counter, goal, programs)
         if MIXED or K_TOP == 0 or NUMBERS:
             dq_left = dquery_left

@@ -87,10 +87,11 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
 
 
 @triton.jit
-def _key_phase(slot, batch, pid, programs, slots, h_left, keys, w_memory, real: tl.constexpr, MATH: tl.constexpr,
-               N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-               STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Keys of a slot, W_m h."""
+def _key_phase(slot, batch, pid, programs, slots, h_left, keys, key_squares, w_memory, real: tl.constexpr,
+               MATH: tl.constexpr, NORMALISES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Keys of a slot, W_m h. Where they are to have length 1, `_unit_key` divides them after a meeting: a tile has some
+    columns only, and leaves the sum of their squares in key_squares [tile, row]."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -99,6 +100,55 @@ def _key_phase(slot, batch, pid, programs, slots, h_left, keys, w_memory, real: 
                             BLOCK, STAGES, PRECISION)  # fmt: skip
         inside = (row < batch)[:, None] & (column < D)[None, :]
         tl.store(keys + (wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
+        if NORMALISES:
+            key = key.to(keys.dtype.element_ty).to(real)
+            square_at = key_squares + tile // row_tiles * batch + row
+            tl.store(square_at, tl.sum(tl.where(inside, key * key, 0.0), 1), mask=row < batch)
+
+
+@triton.jit
+def _inverse_length(squares, row, batch, real: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+                    COLUMNS: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
+    """1 / the lengths of the rows' vectors, from the sums of all tiles: squares [tile, row]."""
+    block = tl.arange(0, 64)
+    total = tl.zeros((ROWS,), real)
+    for first in range(0, tl.cdiv(D, COLUMNS), 64):
+        at = squares + (first + block)[:, None] * batch + row[None, :]
+        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (row < batch)[None, :]
+        total += tl.sum(tl.load(at, mask=there, other=0.0), 0)
+    return tl.rsqrt(total + SMALLEST_SQUARE * D)
+
+
+@triton.jit
+def _unit_key(slot, row, column, part, batch, slots, keys, key_scale, key_squares, real: tl.constexpr,
+              D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+              SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
+    """Brings a slot's keys to length 1 in one tile of `_key_phase`, and returns them; part: the tile's number in a row.
+
+    A meeting must be between the two, for the sums of the other tiles. The keys themselves no other tile reads or
+    writes before the next meeting.
+    """
+    inside = (row < batch)[:, None] & (column < D)[None, :]
+    key_at = keys + (wide(row) * slots + slot)[:, None] * D + column[None, :]
+    key = tl.load(key_at, mask=inside, other=0.0)
+    scale = _inverse_length(key_squares, row, batch, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)
+    tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
+    key = (key.to(real) * scale[:, None]).to(keys.dtype.element_ty)
+    tl.store(key_at, key, mask=inside)
+    tl.store(key_scale + wide(row) * slots + slot, scale, mask=also(row < batch, part == 0))
+    return key
+
+
+@triton.jit
+def _unit_phase(slot, batch, pid, programs, slots, keys, key_scale, key_squares, real: tl.constexpr, D: tl.constexpr,
+                ROWS: tl.constexpr, COLUMNS: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
+    """Brings the keys of a slot to length 1, where no `_query_phase` follows that would."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+        column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        _unit_key(slot, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, real, D, ROWS,
+                  COLUMNS, SMALLEST_SQUARE)  # fmt: skip
 
 
 @triton.jit
@@ -114,11 +164,16 @@ def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexp
 
 
 @triton.jit
-def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, partial, w_query, scorer_bias, v,
-                 real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
+def _query_phase(t, batch, pid, programs, used, keeping, slots, h_hat_left, query, query_squares, keys, key_scale,
+                 key_squares, partial, w_query, scorer_bias, v, real: tl.constexpr, MATH: tl.constexpr,
+                 QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
                  SCALE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                  SLOTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot]."""
+    """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot].
+
+    Where the scorer normalises, a key that was just kept gets length 1 first. The query stays as it is: of its length
+    a tile knows only its part, query_squares [tile, row], so `_read_phase` divides the scores instead.
+    """
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -128,6 +183,13 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
         key_at = keys + ((wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
         there = (row < batch)[:, None] & (slot < used)[None, :]
         key = tl.load(key_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
+        if NORMALISES:
+            # Below, the newest key is taken from here, since `key` may have been loaded before it was scaled.
+            newest = tl.where(keeping, used - 1, -1)
+            newest_key = tl.zeros((ROWS, COLUMNS), keys.dtype.element_ty)
+            if keeping:
+                newest_key = _unit_key(used - 1, row, column, tile // row_tiles, batch, slots, keys, key_scale,
+                                       key_squares, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
         own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
                             BLOCK, STAGES, PRECISION)  # fmt: skip
         bias = tl.zeros((COLUMNS,), real)
@@ -138,8 +200,13 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
             factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
         own = QUERY(own, bias[None, :], SCALE)
         tl.store(query + (wide(t * batch) + row)[:, None] * D + column[None, :], own, mask=inside)
+        if NORMALISES:
+            square_at = query_squares + tile // row_tiles * batch + row
+            tl.store(square_at, tl.sum(tl.where(inside, own * own, 0.0), 1), mask=row < batch)
         score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
         for first in range(0, used, SLOTS):
+            if NORMALISES:
+                key = tl.where((first + slot == newest)[None, :, None], newest_key[:, None, :], key)
             terms = TERMS(key.to(real), own[:, None, :], factor[None, None, :], MATH)
             if D % COLUMNS != 0:  # of zeros a scorer may make anything
                 terms = tl.where((column < D)[None, None, :], terms, 0.0)
@@ -151,26 +218,38 @@ def _query_phase(t, batch, pid, programs, used, slots, h_hat_left, query, keys, 
 
 
 @triton.jit
-def _scores(row, slot, batch, used, slots, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+def _scores(row, slot, batch, used, slots, partial, query_squares, real: tl.constexpr, NORMALISES: tl.constexpr,
+            SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
             CANDIDATES: tl.constexpr):  # fmt: skip
-    """The sums of `partial`; where there is no slot, less than any score."""
+    """The sums of `partial`; where there is no slot, less than any score. Where the scorer normalises, the scores are
+    scaled by 1 / the length of the query, which is returned as well (else 1)."""
     block = tl.arange(0, 64)
     score = tl.zeros((CANDIDATES,), real)
+    square = tl.zeros((64,), real)
     for first in range(0, tl.cdiv(D, COLUMNS), 64):
         at = partial + (wide((first + block) * batch) + row)[:, None] * slots + slot[None, :]
         there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (slot < used)[None, :]
+        if NORMALISES:  # next to the other load, so that one does not wait for the other
+            square_at = query_squares + (first + block) * batch + row
+            square += tl.load(square_at, mask=first + block < tl.cdiv(D, COLUMNS), other=0.0)
         score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
-    return tl.where(slot < used, score, float("-inf"))
+    inverse = 1.0
+    if NORMALISES:
+        inverse = tl.rsqrt(tl.sum(square, 0) + SMALLEST_SQUARE * D)
+        score = score * (inverse * (D * SCALE))
+    return tl.where(slot < used, score, float("-inf")), inverse
 
 
 @triton.jit
 def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old, h_out,
-                h_next, store, h_hat, keys, partial, best_key, best_slot, weights, selected, norms, summary,
-                summary_left, lengths, w_memory, w_query, scorer_bias, real: tl.constexpr, MATH: tl.constexpr,
-                NUMBERS: tl.constexpr, MARK: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-                SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, N: tl.constexpr,
-                D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr,
-                PIECE: tl.constexpr, COLUMNS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
+                h_next, store, h_hat, keys, partial, query_squares, best_key, best_slot, weights, selected, norms,
+                summary, query_scale, scores, summary_left, lengths, w_memory, w_query, scorer_bias,
+                real: tl.constexpr, MATH: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr,
+                NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, WEIGH: tl.constexpr,
+                SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
+                N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr,
+                SLICE: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr,
+                CANDIDATES: tl.constexpr):  # fmt: skip
     """Selects, weighs and sums up, and makes h_t where that takes no map: a slice of a row's units in one tile."""
     place = tl.arange(0, PLACES)
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
@@ -198,10 +277,12 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, MARK)
         else:
             candidate = tl.arange(0, CANDIDATES)
-            found = _scores(row, candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+            found, inverse = _scores(row, candidate, batch, used, slots, partial, query_squares, real, NORMALISES,
+                                     SMALLEST_SQUARE, SCALE, D, COLUMNS, CANDIDATES)  # fmt: skip
             score, slot = top(found, candidate, PLACES)
             for first in range(CANDIDATES, used, CANDIDATES):
-                found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+                found, _ = _scores(row, first + candidate, batch, used, slots, partial, query_squares, real, NORMALISES,
+                                   SMALLEST_SQUARE, SCALE, D, COLUMNS, CANDIDATES)  # fmt: skip
                 score, slot = merge(score, slot, found, first + candidate, PLACES)
         k = tl.minimum(K_TOP, used)
         weight, norm = WEIGH(score, place < k)
@@ -212,6 +293,9 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             tl.store(selected + at_row * K_TOP + place, slot, mask=valid)
             if SAVES_NORM:
                 tl.store(norms + at_row, tl.sum(norm, 0))
+            if NORMALISES:
+                tl.store(query_scale + at_row, inverse)
+                tl.store(scores + at_row * K_TOP + place, score, mask=valid)
         memory = store + (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
             unit = first + tl.arange(0, PIECE)
@@ -266,13 +350,14 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
 def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-                   lengths, w_hh, b_hh, w_memory, w_query, scorer_bias, v, w_incorporate, b_incorporate, h_left,
-                   h_hat_left, summary_left, partial, best_key, best_slot, counter, steps, batch, seen, first_slots,
-                   slots, k_att, bias_size, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
-                   SPLITS: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr, QUERY: tl.constexpr,
-                   TERMS: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
-                   INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, N: tl.constexpr,
-                   D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
+                   key_scale, query_scale, scores, lengths, w_hh, b_hh, w_memory, w_query, scorer_bias, v,
+                   w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, partial, key_squares, query_squares,
+                   best_key, best_slot, counter, steps, batch, seen, first_slots, slots, k_att, bias_size,
+                   CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
+                   NUMBERS: tl.constexpr, MARK: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
+                   QUERY: tl.constexpr, TERMS: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
+                   SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
+                   N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
                    MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
                    QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr,
                    PIECE: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -308,21 +393,26 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                     PRECISION)  # fmt: skip
         if not NUMBERS and K_TOP > 0:
             if keeping:
-                _key_phase(used - 1, batch, pid, programs, slots, left, keys, w_memory, real, MATH, N, D, QUERY_ROWS,
-                           COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                # Where the scorer normalises, this writes over `key_squares`, which `_query_phase` reads, and that one
+                # over `query_squares`, which `_read_phase` reads. Each read is followed by a meeting before the next
+                # write.
+                _key_phase(used - 1, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH,
+                           NORMALISES, N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
         goal = meet(counter, goal, programs)
         if K_TOP > 0:
             if used > 0:
                 if not NUMBERS:
-                    _query_phase(t, batch, pid, programs, used, slots, hat_left, query, keys, partial, w_query,
-                                 scorer_bias, v, real, MATH, QUERY, TERMS, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS,
-                                 BLOCK, STAGES, PRECISION)  # fmt: skip
+                    _query_phase(t, batch, pid, programs, used, keeping, slots, hat_left, query, query_squares, keys,
+                                 key_scale, key_squares, partial, w_query, scorer_bias, v, real, MATH, QUERY, TERMS,
+                                 NORMALISES, SMALLEST_SQUARE, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS, BLOCK, STAGES,
+                                 PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old,
-                            h_new, next_left, store, h_hat, keys, partial, best_key, best_slot, weights, selected,
-                            norms, summary, summary_left, lengths, w_memory, w_query, scorer_bias, real, MATH, NUMBERS,
-                            MARK, WEIGH, SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED, N, D, K_TOP, PLACES, MIXED, SLICE,
-                            PIECE, COLUMNS, CANDIDATES)  # fmt: skip
+                            h_new, next_left, store, h_hat, keys, partial, query_squares, best_key, best_slot, weights,
+                            selected, norms, summary, query_scale, scores, summary_left, lengths, w_memory, w_query,
+                            scorer_bias, real, MATH, NUMBERS, MARK, NORMALISES, SMALLEST_SQUARE, SCALE, WEIGH,
+                            SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED, N, D, K_TOP, PLACES, MIXED, SLICE, PIECE,
+                            COLUMNS, CANDIDATES)  # fmt: skip
                 goal = meet(counter, goal, programs)
                 if MAPPED:
                     if MIXED:
@@ -346,5 +436,9 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                 left = h_end
                 if MIXED:
                     left = h_left + steps % 2 * batch * N
-                _key_phase(slot, batch, pid, programs, slots, left, keys, w_memory, real, MATH, N, D, QUERY_ROWS,
-                           COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                _key_phase(slot, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH, NORMALISES,
+                           N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                if NORMALISES:
+                    meet(counter, goal, programs)  # for the sums of the other tiles
+                    _unit_phase(slot, batch, pid, programs, slots, keys, key_scale, key_squares, real, D, QUERY_ROWS,
+                                COLUMNS, SMALLEST_SQUARE)  # fmt: skip
