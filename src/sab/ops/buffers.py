@@ -133,7 +133,8 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
     if k_top == 0:
-        return Buffers(store, c, gates, hidden_new, h_hat, *[None] * 10, lengths, packed)
+        found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
+        return Buffers._make(map((found | {"lengths": lengths, "packed": packed}).get, Buffers._fields))
     normalises = SCORERS[str(plan.config.scorer)].normalises
     return Buffers(
         store=store,

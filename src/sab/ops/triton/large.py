@@ -29,7 +29,6 @@ from sab.ops.triton.large_forward import forward_kernel
 from sab.ops.triton.large_parts import round_kernel
 from sab.ops.triton.launch import INTERPRETED
 from sab.parts.registry import CELLS
-from sab.parts.scorers import SMALLEST_SQUARE
 
 # All programs run at the same time or none does: otherwise they could wait for one that never starts.
 LAUNCH = {"num_warps": 4, "launch_cooperative_grid": True}
@@ -55,7 +54,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
     elif plan.config.k_top > 0:
         column_tiles = triton.cdiv(plan.key_size, tiles["COLUMNS"])
         partial = store.new_empty(column_tiles, batch, plan.slots)
-        if options["NORMALISES"]:
+        if constants["NORMALISES"]:
             key_squares, query_squares = store.new_empty(2, column_tiles, batch).unbind()
     cast(Any, forward_kernel)[_grid(plan, tiles, store.device)](
         *buffers.written,
@@ -77,7 +76,6 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
         plan.slots,
         plan.config.k_att,
         0 if weights.scorer_bias is None else len(weights.scorer_bias),
-        SMALLEST_SQUARE=SMALLEST_SQUARE,
         **constants,
         **options,
         **tiles,
@@ -162,7 +160,6 @@ def _multiprocessors(device: torch.device) -> int:
 def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.device) -> dict[str, Any]:
     """What the kernels are compiled for, besides the tiles."""
     config = plan.config
-    scorer = parts_of(plan.cell, config).scorer
     tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
     # PyTorch computes products of a single row without TF32, so there two more products make up for its rounding.
     precision = "ieee" if not tf32 else "tf32x3" if plan.batch == 1 else "tf32"
@@ -172,7 +169,6 @@ def _options(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.
         "D": plan.key_size,
         "K_TOP": config.k_top,
         "PLACES": triton.next_power_of_2(max(config.k_top, 1)),
-        "NORMALISES": scorer is not None and scorer.normalises,
         "SCALE": 1 / math.sqrt(max(plan.key_size, 1)),
         "MIXED": is_half or precision == "tf32",
         "MATH": "plain" if INTERPRETED else "approximate" if is_half else "formula" if tf32 else "accurate",

@@ -58,7 +58,7 @@ def forward_kernel(
     steps, batch, first_slots, slots, seen, k_att, bias_size,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
-    NUMBERS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST: tl.constexpr,
+    NUMBERS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
     MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
     INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
@@ -183,7 +183,7 @@ def forward_kernel(
                 q = QUERY(q, q_bias, SCALE)
                 put(query_t + unit, q, there, MATH)
                 if NORMALISES:
-                    inverse = inverse_length(q, d, SMALLEST)
+                    inverse = inverse_length(q, d, SMALLEST_SQUARE)
                     tl.store(query_scale + norms_t, inverse)
                     q *= inverse / SCALE
                 q_column = q.reshape(P)
@@ -252,7 +252,7 @@ def forward_kernel(
                     else:
                         new_key = streamed(w_all + W_MEMORY, n, 1, n, unit, d, store_t + batch * n, DTYPE)
                     if NORMALISES:
-                        inverse = inverse_length(new_key, d, SMALLEST)
+                        inverse = inverse_length(new_key, d, SMALLEST_SQUARE)
                         tl.store(key_scale + row * slots + slot, inverse)
                         new_key *= inverse
                     put(keys + (row * slots + slot) * d + unit, new_key, there, MATH)

@@ -92,9 +92,9 @@ def inner(x, y):
 
 
 @triton.jit
-def inverse_length(x, size: tl.constexpr, SMALLEST: tl.constexpr):
+def inverse_length(x, size: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):
     """1 / the length of a vector [P / 16, 16] of which `size` entries are in use, finite also for 0."""
-    return 1.0 / tl.sqrt(inner(x, x) + SMALLEST * size)
+    return 1.0 / tl.sqrt(inner(x, x) + SMALLEST_SQUARE * size)
 
 
 # The memory
