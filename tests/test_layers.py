@@ -39,16 +39,22 @@ from tests.ops.cases import (
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"scorer": "affine"}, {"attn_w_memory": (4,), "attn_w_query": (4,)}),
         (
-            {"scorer": "affine_tanh", "max_microstates": 5},
+            {},
+            {
+                "attn_w_memory": (4, 4), "attn_w_query": (4, 4), "attn_bias": (4,), "attn_v": (4,),
+                "incorporate_weight": (4, 8), "incorporate_bias": (4,)
+            },
+        ),
+        ({"scorer": "affine", "incorporate": "add"}, {"attn_w_memory": (4,), "attn_w_query": (4,)}),
+        (
+            {"scorer": "affine_tanh", "max_microstates": 5, "incorporate": "add"},
             {"attn_w_memory": (4,), "attn_w_query": (4,), "attn_bias": (5,)},
         ),
         (
-            {"scorer": "mlp", "attention_size": 2, "max_microstates": 5},
+            {"scorer": "mlp", "attention_size": 2, "max_microstates": 5, "incorporate": "add_bounded"},
             {"attn_w_memory": (2, 4), "attn_w_query": (2, 4), "attn_bias": (2,), "attn_v": (2,)},
         ),
-        ({"scorer": "dot"}, {"attn_w_memory": (4, 4), "attn_w_query": (4, 4)}),
         (
             {"scorer": "dot", "incorporate": "concat"},
             {
@@ -67,12 +73,104 @@ def test_names_and_shapes_of_the_memory_parameters(options: dict[str, Any], expe
 
 
 def test_reset_parameters_draws_within_the_bound_of_torch() -> None:
-    layer = randomize(make_layer("lstm", 3, 16, scorer="mlp", incorporate="concat"), scale=5.0)
+    layer = randomize(make_layer("lstm", 3, 16, scorer="mlp", incorporate="concat", input_start="torch"), scale=5.0)
     layer.reset_parameters()
     for name, parameter in layer.named_parameters():
         if not name.startswith("incorporate"):
             assert parameter.abs().max() <= 1 / 4, name
             assert parameter.std() > 0.05, name
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_cell_starts_as_that_of_torch_but_for_the_scale_of_the_input_weights(
+    cell: str, bidirectional: bool
+) -> None:
+    sizes: dict[str, Any] = {"bidirectional": bidirectional, "dtype": torch.float32}
+    torch.manual_seed(3)
+    theirs = make_torch(cell, 3, 16, 2, **sizes).state_dict()
+    for input_start in ("fan_in", "torch"):
+        torch.manual_seed(3)
+        ours = make_layer(cell, 3, 16, 2, input_start=input_start, **sizes).state_dict()
+        for name, expected in theirs.items():
+            inputs = expected.shape[-1]
+            is_scaled = input_start == "fan_in" and name.startswith("weight_ih")
+            assert_close(ours[name], expected * (3 * 16 / inputs) ** 0.5 if is_scaled else expected, name)
+    torch.manual_seed(3)
+    plain = make_layer(cell, 3, 16, 2, k_top=0, **sizes).state_dict()
+    assert all(torch.equal(plain[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("inputs", [1, 50])
+def test_input_weights_by_fan_in_change_the_gates_by_about_one(inputs: int) -> None:
+    torch.manual_seed(0)
+    layer = make_layer("lstm", inputs, 400)
+    changes = randn(300, inputs) @ layer.weight_ih_l0.t()
+    assert 0.9 < changes.std() < 1.1
+
+
+def test_the_memory_starts_as_documented() -> None:
+    layer = randomize(make_layer("lstm", 3, 16))
+    layer.reset_parameters()
+    assert (layer.attn_v_l0 == 1).all()
+    assert (layer.incorporate_bias_l0 == 0).all()
+    assert layer.attn_bias_l0.abs().max() <= 1 / 4
+    gated = make_layer("lstm", 3, 16, 2, initial_gate=0.9)
+    for bias in (gated.incorporate_bias_l0, gated.incorporate_bias_l1):
+        assert_close(torch.sigmoid(bias), torch.full_like(bias, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"initial_gate": 0.0}, "initial_gate must be a finite number above 0 and below 1; got 0.0."),
+        ({"initial_gate": 1}, "initial_gate must be a finite number above 0 and below 1; got 1."),
+        ({"initial_gate": "half"}, "initial_gate must be a finite number above 0 and below 1; got 'half'."),
+        (
+            {"initial_gate": 0.5, "incorporate": "add"},
+            "initial_gate must be None where incorporate is 'add'; got 0.5.",
+        ),
+        ({"input_start": "xavier"}, "input_start must be one of fan_in, torch; got 'xavier'."),
+    ],
+)
+def test_bad_starts_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sab.SABLSTM(3, 4, **options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("steps", [5, 300])
+def test_from_torch_starts_as_the_layer_it_was_given_and_learns(cell: str, steps: int) -> None:
+    theirs = randomize(make_torch(cell, 3, 32, 2), scale=0.25)
+    layer = type(make_layer(cell, 3, 4)).from_torch(theirs)
+    x = randn(steps, 4, 3)
+    expected, output = theirs(x)[0], layer(x)[0]
+    assert (output - expected).norm() <= 1e-3 * expected.norm()
+    output.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        if name.startswith("incorporate"):
+            assert parameter.grad.abs().max() > 1e-8, name
+    assert layer.config.initial_gate == sab.config.NEUTRAL_GATE
+    assert type(layer).from_torch(theirs, initial_gate=0.5).config.initial_gate == 0.5
+    assert type(layer).from_torch(theirs, incorporate="add").config.initial_gate is None
+
+
+def test_growing_states_are_warned_about_once_in_training() -> None:
+    x = randn(300, 2, 3)
+    layer = make_layer("gru", 3, 64, scorer="mlp", incorporate="add")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.eval()(x)
+        make_layer("gru", 3, 64)(x)
+        make_layer("rnn_relu", 3, 64, k_top=0)(x)
+    layer.train()
+    with pytest.warns(UserWarning, match=r"^hidden states of SABGRU have left \[-1000, 1000\]") as caught:
+        layer(x)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x)
 
 
 def test_concat_starts_as_add() -> None:
@@ -176,7 +274,8 @@ def test_large_preactivations_give_no_nan(options: dict[str, Any], dtype: torch.
 
 def test_repr_tells_what_the_layer_is() -> None:
     assert repr(sab.SABLSTM(3, 4)) == (
-        "SABLSTM(3, 4, k_top=10, k_att=2, k_trunc=10, scorer=mlp, weighting=softmax, forward=sparse, incorporate=add)"
+        "SABLSTM(3, 4, k_top=10, k_att=2, k_trunc=10, scorer=cosine, weighting=softmax, forward=sparse, "
+        "incorporate=gate)"
     )
     layer = sab.SABGRU(3, 4, 2, batch_first=True, dropout=0.5, bidirectional=True, bias=False, **PLAIN)
     assert repr(layer) == (
@@ -186,7 +285,8 @@ def test_repr_tells_what_the_layer_is() -> None:
     text = repr(sab.SABRNN(3, 4, nonlinearity="relu", scorer="affine", max_microstates=7))
     assert "max_microstates=7" in text
     assert "relu" in text
-    assert "attention_size=5" in repr(sab.SABGRU(3, 4, attention_size=5))
+    text = repr(sab.SABGRU(3, 4, attention_size=5, initial_gate=0.25, input_start="torch"))
+    assert text.endswith("incorporate=gate, initial_gate=0.25, input_start=torch, attention_size=5)")
     assert "Mixer" in repr(make_layer("lstm", 3, 4, scorer=Mixer(4)))
 
 

@@ -19,12 +19,14 @@ from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, 
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_states
-from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS
+from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
 from sab.state import Attention, SABState
 
 _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "bias": "attn_bias", "v": "attn_v"}
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
+USUAL_STATES = 1e3
+"""Hidden states that leave [-USUAL_STATES, USUAL_STATES] in training are warned about."""
 _PARAMETERS = (
     *("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
     *_SCORER_PARAMETERS.values(),
@@ -41,6 +43,8 @@ class SABLayer(nn.Module):
     _torch_class: ClassVar[type[nn.RNNBase] | None] = None
     """The layer of `torch.nn` with this cell, if there is one."""
     weight_hh_l0: nn.Parameter
+    _has_warned = True
+    """Whether growing hidden states have been warned about, or cannot grow."""
 
     def __init__(
         self,
@@ -109,7 +113,15 @@ class SABLayer(nn.Module):
             for name, shape in shapes.items():
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
             self._names.append([name + suffix if name in shapes else None for name in _PARAMETERS])
+        self._has_warned = self._is_bounded()
         self.reset_parameters()
+
+    def _is_bounded(self) -> bool:
+        """Whether no hidden state can leave [-1, 1]; `docs/mathematics.md` has the proof."""
+        cell, weighting = CELLS[self.cell], WEIGHTINGS[self.config.weighting]
+        incorporation = INCORPORATIONS[self.config.incorporate]
+        has_memory = self.config.k_top > 0
+        return cell.is_bounded and (not has_memory or (weighting.is_bounded and incorporation.is_bounded))
 
     def _shapes(self, index: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters of one layer in one direction, by name."""
@@ -246,12 +258,28 @@ class SABLayer(nn.Module):
         form = self._form
         sequences = time_major(input, lengths, form)
         output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
+        if self.training and not self._has_warned:
+            self._warn_of_growth(output)
         if sequences.is_unbatched:
             state = state._without_batch()
         if not return_attention:
             return sequences.restore(output), state
         attention = sequences.restore_attention(make_attention(), self.config.k_top)
         return sequences.restore(output), state, attention
+
+    def _warn_of_growth(self, output: Tensor) -> None:
+        """Warn once of hidden states that have left the usual range, where looking does not wait for a device."""
+        if output.device.type != "cpu" or torch.compiler.is_compiling() or output.numel() == 0:
+            return
+        lowest, highest = (edge.item() for edge in torch.aminmax(output.detach()))
+        if not (lowest >= -USUAL_STATES and highest <= USUAL_STATES):  # true for what is not a number, too
+            self._has_warned = True
+            warnings.warn(
+                f"hidden states of {type(self).__name__} have left [-{USUAL_STATES:g}, {USUAL_STATES:g}] and may "
+                "overflow; incorporate='gate' with weighting='softmax', the default, keeps those of LSTM, GRU and "
+                "tanh cells within [-1, 1].",
+                stacklevel=5,  # at the caller's line
+            )
 
     def _run_layers(
         self, sequences: Sequences, state: SABState | None
@@ -376,8 +404,9 @@ class SABLayer(nn.Module):
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
             parts += [f"scorer={scorer}", f"weighting={self.config.weighting}"]
             parts += [f"forward={self.config.forward}", f"incorporate={self.config.incorporate}"]
-            sizes = {name: getattr(self.config, name) for name in ("attention_size", "max_microstates")}
-            parts += [f"{name}={size}" for name, size in sizes.items() if size is not None]
+            others = ("initial_gate", "input_start", "attention_size", "max_microstates")
+            given = {name: getattr(self.config, name) for name in others}
+            parts += [f"{name}={value}" for name, value in given.items() if value != getattr(SABConfig, name)]
         return ", ".join(parts)
 
 

@@ -7,28 +7,44 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.cases import DOUBLE, make_layer, make_torch, randn, randomize
+from sab.parts import registry
+from tests.ops.cases import DOUBLE, SCORERS, make_layer, make_torch, randn, randomize
 
-BOUNDED_CELLS = ("lstm", "gru", "rnn_tanh")
-BOUNDED_WEIGHTINGS = ("relu_norm", "softmax", "softmax_sink")
+BOUNDED_CELLS = [name for name, cell in registry.CELLS.items() if cell.is_bounded]
+BOUNDED_WEIGHTINGS = [name for name, weighting in registry.WEIGHTINGS.items() if weighting.is_bounded]
+BOUNDED_INCORPORATIONS = [name for name, part in registry.INCORPORATIONS.items() if part.is_bounded]
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # of the interpreter
+
+
+def test_what_is_bounded() -> None:
+    assert BOUNDED_CELLS == ["lstm", "gru", "rnn_tanh"]
+    assert BOUNDED_WEIGHTINGS == ["relu_norm", "softmax", "softmax_sink"]
+    assert BOUNDED_INCORPORATIONS == ["gate"]
 
 
 @settings(max_examples=30)
 @given(
     cell=st.sampled_from(BOUNDED_CELLS),
     weighting=st.sampled_from(BOUNDED_WEIGHTINGS),
-    scorer=st.sampled_from(("affine", "mlp", "dot")),
+    incorporate=st.sampled_from(BOUNDED_INCORPORATIONS),
+    scorer=st.sampled_from(SCORERS),
     backend_and_steps=st.sampled_from((("cpu", 5000), ("cpu", 300), ("reference", 40), ("triton", 6))),
     inputs=st.sampled_from((1e-2, 1.0, 1e4)),
     weights=st.sampled_from((0.1, 1.0, 30.0)),
     seed=st.integers(0, 99),
 )
 def test_no_state_leaves_its_bound(
-    cell: str, weighting: str, scorer: str, backend_and_steps: tuple[str, int], inputs: float, weights: float, seed: int
+    cell: str,
+    weighting: str,
+    incorporate: str,
+    scorer: str,
+    backend_and_steps: tuple[str, int],
+    inputs: float,
+    weights: float,
+    seed: int,
 ) -> None:
     backend, steps = backend_and_steps
-    options = {"k_top": 3, "k_att": 7, "weighting": weighting, "scorer": scorer, "incorporate": "gate"}
+    options = {"k_top": 3, "k_att": 7, "weighting": weighting, "scorer": scorer, "incorporate": incorporate}
     layer = randomize(make_layer(cell, 2, 4, backend=backend, **options), seed, scale=weights)
     with torch.no_grad():
         output, state = layer(randn(steps, 2, 2, seed=seed) * inputs)

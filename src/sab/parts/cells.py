@@ -45,6 +45,8 @@ class Cell(NamedTuple):
     """Whether x_gates and h_gates do not enter as their sum alone, as in the GRU: then b_hh cannot be added to the
     input's part beforehand, the two have gradients of their own, and the last gate's h_gates are saved. Only such a
     cell may use h itself."""
+    is_bounded: bool = False
+    """Whether its provisional hidden state is within [-1, 1] for every input where h is."""
     triton: CellFunctions | None = None
     """None: the Triton backend refuses the cell."""
     cpp: str | None = None
@@ -147,7 +149,11 @@ def rnn_relu_backward(dh_hat, dc, gates, h, c, c_new, last, MATH):
     return dgates, dgates, 0.0 * dh_hat, dc
 
 
-LSTM = Cell(4, True, lstm, triton=CellFunctions(lstm_forward, lstm_backward), cpp="lstm")
-GRU = Cell(3, False, gru, splits_gates=True, triton=CellFunctions(gru_forward, gru_backward), cpp="gru")
-TANH = Cell(1, False, rnn_tanh, triton=CellFunctions(rnn_tanh_forward, rnn_tanh_backward), cpp="rnn_tanh")
+LSTM = Cell(4, True, lstm, is_bounded=True, triton=CellFunctions(lstm_forward, lstm_backward), cpp="lstm")
+GRU = Cell(
+    3, False, gru, splits_gates=True, is_bounded=True, triton=CellFunctions(gru_forward, gru_backward), cpp="gru"
+)
+TANH = Cell(
+    1, False, rnn_tanh, is_bounded=True, triton=CellFunctions(rnn_tanh_forward, rnn_tanh_backward), cpp="rnn_tanh"
+)
 RELU = Cell(1, False, rnn_relu, triton=CellFunctions(rnn_relu_forward, rnn_relu_backward), cpp="rnn_relu")

@@ -42,6 +42,8 @@ class Incorporation(NamedTuple):
     set_share: Callable[[Tensor, Tensor, float], None] | None = None
     """(weight, bias, share): changes their start such that the hidden state begins as this share of the summary and
     the rest of the provisional one; None: the share cannot be set."""
+    is_bounded: bool = False
+    """Whether the hidden state is within [-1, 1] where the provisional one and the summary are."""
     saves_map: bool = False
     """Whether the backward needs the map W [ĥ; s] + b."""
     triton: IncorporationFunctions | None = None
@@ -146,6 +148,7 @@ GATE = Incorporation(
     gate,
     gate_start,
     gate_set_share,
+    is_bounded=True,
     saves_map=True,
     triton=IncorporationFunctions(gate_forward, gate_backward, reads_state=True, reads_summary=True),
     cpp="gate",

@@ -37,6 +37,8 @@ class Weighting(NamedTuple):
     """(scores [B, k], valid [B, k]) -> weights [B, k]."""
     normalises_all: bool
     """Whether it can run over the whole macrostate (forward='dense')."""
+    is_bounded: bool = True
+    """Whether weights are not negative and add up to at most 1."""
     saves_norm: bool = False
     """Whether the backward needs the sum that weights were divided by."""
     sees_level: bool = True
@@ -168,7 +170,14 @@ def softmax_backward(dweights, weights, norm, is_last):
     return dscores
 
 
-RELU = Weighting(relu, False, sees_level=False, triton=WeightingFunctions(relu_forward, relu_backward), cpp="relu")
+RELU = Weighting(
+    relu,
+    False,
+    is_bounded=False,
+    sees_level=False,
+    triton=WeightingFunctions(relu_forward, relu_backward),
+    cpp="relu",
+)
 RELU_NORM = Weighting(
     relu_norm,
     False,
