@@ -17,7 +17,6 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.ops import reference, schedule
 from sab.ops.types import LayerState, LayerWeights, fresh_state
-from sab.parts.registry import SCORERS
 from sab.state import Attention
 
 
@@ -141,10 +140,9 @@ def _step(
 ) -> tuple[Tensor, Tensor | None, Attention]:
     """The step after `seen` ones, of rows that differ in nothing: x [B, input_size], microstates [B, slots, n]."""
     numbers = torch.tensor(slots, dtype=torch.int64, device=x.device).expand(microstates.shape[:2])
-    scorer = layer.config.scorer
     keys = microstates[..., :0]
-    if isinstance(scorer, str) and layer.config.k_top > 0:
-        keys = SCORERS[scorer].key(layer.weights.scorer, microstates, numbers)
+    if layer.config.k_top > 0:
+        keys = reference.key_of(microstates, numbers, layer.weights.scorer, layer.config)
     state = LayerState(h, c, microstates, keys, numbers, torch.full((len(x),), seen, device="cpu"))
     result = reference.run(x.unsqueeze(0), None, state, *layer)
     end = result.state()

@@ -13,7 +13,7 @@ from sab.config import SABConfig
 from sab.ops import precision, schedule
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts.registry import SCORERS
-from sab.parts.scorers import Scorer
+from sab.parts.scorers import Scorer, turn_rates
 
 
 class Plan(NamedTuple):
@@ -78,6 +78,22 @@ def make_plan(
     if config.k_top > 0:
         slots = schedule.slots_at(seen + steps, seen, first_slots, config.k_att)
     return Plan(cell, config, seen, steps, batch, w_hh.shape[1], key_size, first_slots, slots)
+
+
+def turn_rates_of(plan: Plan, device: torch.device) -> Tensor | None:
+    """By how much entries of keys and queries are turned a step, [d], int32; None where they are not."""
+    if plan.config.k_top == 0 or not SCORERS[str(plan.config.scorer)].normalises:
+        return None
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _turn_rates(plan.key_size, device)  # its memory is the graph's
+    return _kept_turn_rates(plan.key_size, device)
+
+
+def _turn_rates(d: int, device: torch.device) -> Tensor:
+    return torch.tensor(turn_rates(d), dtype=torch.int32, device=device)
+
+
+_kept_turn_rates = lru_cache(maxsize=256)(_turn_rates)
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ from sab.errors import UserValueError
 from sab.ops import schedule
 from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
-from sab.parts.scorers import ScorerWeights
+from sab.parts.scorers import ScorerWeights, turn
 from sab.state import Attention
 
 
@@ -48,7 +48,7 @@ def run(
         h_gates = F.linear(h_in, weights.w_hh, weights.b_hh).to(h.dtype)
         h_new, c_new = cell.step(x_gates_t, h_gates, h_in, c_in)
 
-        read = _read(h_new, microstates, keys, numbers, weights.scorer, config)
+        read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
         if config.k_top > 0 and microstates.shape[1] > 0:
             incorporated = incorporation.apply(
                 h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
@@ -60,7 +60,7 @@ def run(
         if config.k_top > 0 and keep.any():
             number = torch.where(keep, schedule.next_number(seen, config.k_att), -1).to(h.device)
             microstate = _where_rows(keep, h_new, torch.zeros_like(h_new))
-            key = _key(microstate, number, weights.scorer, config)
+            key = key_of(microstate, number, weights.scorer, config)
             microstates = torch.cat([microstates, microstate.unsqueeze(1)], dim=1)
             keys = torch.cat([keys, key.unsqueeze(1)], dim=1)
             numbers = torch.cat([numbers, number.unsqueeze(1)], dim=1)
@@ -81,16 +81,22 @@ def run(
 
 
 def _read(
-    h: Tensor, microstates: Tensor, keys: Tensor, numbers: Tensor, scorer: ScorerWeights, config: SABConfig
+    h: Tensor,
+    seen: Tensor,
+    microstates: Tensor,
+    keys: Tensor,
+    numbers: Tensor,
+    scorer: ScorerWeights,
+    config: SABConfig,
 ) -> Attention:
-    """Score, select, weigh and sum up the microstates for the provisional hidden state h."""
+    """Score, select, weigh and sum up the microstates for the provisional hidden state h of the step after `seen`."""
     batch, slots, _ = microstates.shape
     k = min(config.k_top, slots)
     if k == 0:
         return Attention(
             numbers.new_full((batch, config.k_top), -1), h.new_zeros(batch, config.k_top), torch.zeros_like(h)
         )
-    scores = _score(h, microstates, keys, scorer, config)
+    scores = _score(h, seen, microstates, keys, scorer, config)
     cancels = isinstance(config.scorer, str) and SCORERS[config.scorer].query_cancels
     selected = _select(keys.squeeze(-1) if cancels else scores, numbers, k)
     valid = numbers.gather(1, selected) >= 0
@@ -117,13 +123,19 @@ def _select(scores: Tensor, numbers: Tensor, k: int) -> Tensor:
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
-def _key(microstate: Tensor, number: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:
+def key_of(microstate: Tensor, number: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:
+    """The keys [..., d] of microstates [..., n] by their numbers [...]."""
     if callable(config.scorer):
-        return microstate[:, :0]  # a callable scores microstates themselves, nothing is cached
-    return SCORERS[config.scorer].key(scorer, microstate, number).to(microstate.dtype)
+        return microstate[..., :0]  # a callable scores microstates themselves, nothing is cached
+    key = SCORERS[config.scorer].key(scorer, microstate, number)
+    if SCORERS[config.scorer].normalises:
+        key = turn(key, schedule.kept_at(number, config.k_att) - 1)
+    return key.to(microstate.dtype)
 
 
-def _score(h: Tensor, microstates: Tensor, keys: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:
+def _score(
+    h: Tensor, seen: Tensor, microstates: Tensor, keys: Tensor, scorer: ScorerWeights, config: SABConfig
+) -> Tensor:
     if callable(config.scorer):
         scores = config.scorer(microstates, h)
         given = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
@@ -134,6 +146,8 @@ def _score(h: Tensor, microstates: Tensor, keys: Tensor, scorer: ScorerWeights, 
                 "scorer",
             )
         return scores.to(h.dtype)
+    if SCORERS[config.scorer].normalises:  # to turn all keys back is to turn the query
+        keys = turn(keys, -seen.to(keys.device).unsqueeze(-1))
     return SCORERS[config.scorer].score(scorer, keys, h).to(h.dtype)
 
 

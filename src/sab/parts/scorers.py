@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from sab.parts.pointwise import pointwise, tanh
 
+SLOWEST = 0.01
+"""Radians a step by which the slowest of the turned pairs is turned, about; the fastest is turned by 1."""
 SMALLEST_SQUARE = 1e-5
 """Added to the mean square of a vector's entries before it is brought to length 1: so 0 stays 0, and has a slope."""
 
@@ -70,8 +73,10 @@ class Scorer(NamedTuple):
     """Whether scores are keys [B, S, 1] plus the same number for all. Then keys alone decide the selection, also
     where a large query would drown their differences in rounding, and `bias` is indexed by a microstate's number."""
     normalises: bool = False
-    """Whether keys W_m m and queries W_q ĥ are brought to length 1 (`unit`). The score is then sqrt(d) times the sum of
-    its terms, each of which is linear in the key's entry and in the query's."""
+    """Whether directions alone count: keys are W_m m brought to length 1 (`unit`) and turned by the step at which the
+    microstate was kept (`turn`), queries W_q ĥ + b brought to length 1, times v, and turned by the step that reads; the
+    score is sqrt(d) times their inner product. In the reference `key` and `score` are without the turns, which the loop
+    makes; the other backends do all of it, and the part provides only how a query is finished."""
     initial_v: float | None = None
     """What every entry of `v` starts at; None: a random number, as the entries of the other parameters."""
     mark: Callable[[Tensor], Tensor] = lambda state: state
@@ -204,6 +209,32 @@ def unit(x: Tensor) -> Tensor:
     return (wide * torch.rsqrt(length)).to(x.dtype)
 
 
+@lru_cache(maxsize=256)
+def turn_rates(d: int) -> tuple[int, ...]:
+    """By how much each of d entries is turned a step, in 2**-32 of a full turn.
+
+    The first half of the entries are pairs, the two of a pair next to each other; the others are not turned. Whole
+    numbers, so that angles are exact at any step and the same in every backend.
+    """
+    pairs = d // 4
+    radians = [SLOWEST ** (pair / pairs) for pair in range(pairs)]
+    rates = [round(2**32 / (2 * math.pi) * one) for one in radians for _ in range(2)]
+    return (*rates, *[0] * (d - len(rates)))
+
+
+def turn(x: Tensor, step: Tensor) -> Tensor:
+    """The vectors x [..., d] with pairs of entries turned by angles in proportion to the step [...].
+
+    The inner product of two vectors that are turned by different steps depends on the difference of the steps alone.
+    """
+    d = x.shape[-1]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    rates, entry = torch.tensor(turn_rates(d), device=x.device), torch.arange(d, device=x.device)
+    angle = (((step.unsqueeze(-1) * rates) % 2**32).double() * (2 * math.pi / 2**32)).to(wide.dtype)
+    other = torch.where(rates != 0, entry ^ 1, entry)
+    return (wide * angle.cos() + (entry % 2 * 2 - 1) * wide[..., other] * angle.sin()).to(x.dtype)
+
+
 def _cosine_key(w: ScorerWeights, microstate: Tensor, number: Tensor) -> Tensor:
     return unit(_linear_key(w, microstate, number))
 
@@ -227,12 +258,12 @@ def cosine_query_backward(dquery, SCALE):
 
 @pointwise
 def cosine_terms(key, query, v, MATH):
-    return v * key * query
+    return key * query
 
 
 @pointwise
 def cosine_backward(dscore, key, query, v, MATH):
-    return dscore * v * query, dscore * v * key, dscore * key * query
+    return dscore * query, dscore * key, 0.0 * dscore
 
 
 AFFINE = Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True, triton=NumberFunctions(), cpp="affine")

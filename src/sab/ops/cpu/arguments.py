@@ -16,7 +16,7 @@ POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
     scorer_bias v w_incorporate w_incorporate_back b_incorporate
     store c gates hidden_new h_hat query keys weights norms summary mapped key_scale query_scale scores
-    selected lengths
+    selected turn_rates lengths
     hidden_gates joined dh chain dh_hat
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
 """.split()

@@ -17,7 +17,7 @@ from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
-from sab.ops.plan import Plan, unfit
+from sab.ops.plan import Plan, turn_rates_of, unfit
 from sab.ops.plan import unsupported as no_plan
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
@@ -130,6 +130,7 @@ def _arguments(plan: Plan, weights: Weights) -> Arguments:
     )
     if plan.is_affine:
         arguments.set(w_query=weights.w_query, w_memory=weights.w_memory)
+    arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
 
 

@@ -40,6 +40,7 @@ struct Arguments {
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary, *mapped;
     void *key_scale, *query_scale, *scores;
     int32_t *selected;
+    const int32_t *turn_rates;  // of the entries of keys and queries; see sab/parts/scorers.py
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
     void *hidden_gates, *joined, *dh, *chain, *dh_hat;
@@ -82,7 +83,8 @@ template <typename T> class Pass {
     const int64_t thread, threads, first, rows, n, d, gate_size;
     const bool query_cancels;
     std::vector<T> scores;  // of all slots of one row
-    std::vector<T> scratch;  // for one key or query
+    std::vector<T> scratch, total;  // for one key or query
+    std::vector<T> cosines, sines;  // of the angles by which pairs of entries are turned at the present step
 
   public:
     Pass(const Arguments &a, int64_t thread, int64_t threads)
@@ -91,7 +93,7 @@ template <typename T> class Pass {
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
           query_cancels(a.k_top > 0 &&
                         visit(Scorers{}, a.scorer, [](auto scorer) { return scorer.query_cancels; })),
-          scores(a.slots + 1), scratch(d) {}
+          scores(a.slots + 1), scratch(d), total(d), cosines(d / 2), sines(d / 2) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
@@ -108,6 +110,7 @@ template <typename T> class Pass {
         for (int64_t t = 0; t < a.steps; t++) {
             product(gate_size, n, hidden(a.store, t - 1, 0), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
+            face(t);
             int64_t used = schedule.slots_at(t);
             T *h_new = hidden(a.store, t, first);
             if (used == 0) {
@@ -137,6 +140,7 @@ template <typename T> class Pass {
             for (int64_t j = 0; j < rows * n; j++) dh[j] = arriving[j] + chain[j];
             for (int64_t row = 0; row < rows; row++)
                 if (ended(t, first + row)) memset(dh + row * n, 0, n * sizeof(T));
+            face(t);
             int64_t used = schedule.slots_at(t);
             if (schedule.keeps(t)) keep_backward(t, used, dh);
             if (used == 0) {
@@ -171,6 +175,30 @@ template <typename T> class Pass {
     // Of a scorer that normalises: 1 / the length of W_m m, and what the terms of a score are multiplied with.
     T &key_scale(int64_t row, int64_t slot) const { return static_cast<T *>(a.key_scale)[row * a.slots + slot]; }
     T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *at(a.query_scale, t, row, 1); }
+
+    // Sets the angles of step t, exact at any step.
+    void face(int64_t t) {
+        if (a.turn_rates == nullptr) return;
+        for (int64_t pair = 0; pair < d / 2; pair++) {
+            uint32_t turns = uint32_t(a.seen + t) * uint32_t(a.turn_rates[2 * pair]);
+            double angle = turns * (2 * 3.14159265358979323846 / 4294967296.0);
+            cosines[pair] = T(std::cos(angle)), sines[pair] = T(std::sin(angle));
+        }
+    }
+    // Turns a key or a query by the present step's angles, or back with a direction of -1.
+    void turn(T *x, T direction) const {
+        for (int64_t pair = 0; pair < d / 2; pair++) {
+            T even = x[2 * pair], odd = x[2 * pair + 1], sine = direction * sines[pair];
+            x[2 * pair] = even * cosines[pair] - odd * sine;
+            x[2 * pair + 1] = even * sine + odd * cosines[pair];
+        }
+    }
+    // What the inner products of keys with are scores, in `scratch`.
+    void scaled_query(int64_t t, int64_t row) {
+        const T *query = at(a.query, t, row, d), *v = weight(a.v), scale = score_scale(t, row);
+        for (int64_t j = 0; j < d; j++) scratch[j] = scale * v[j] * query[j];
+        turn(scratch.data(), T(1));
+    }
     const T *weight(const void *pointer) const { return static_cast<const T *>(pointer); }
     // Past its end a row is all zeros, so that nothing grows there that a gradient of 0 would be multiplied with.
     bool ended(int64_t t, int64_t row) const { return a.lengths != nullptr && t >= a.lengths[row]; }
@@ -258,13 +286,12 @@ template <typename T> class Pass {
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
                 const T *query = at(a.query, t, row, d), *v = weight(a.v);
-                if constexpr (scorer.normalises) {
-                    T scale = score_scale(t, row);
-                    for (int64_t j = 0; j < d; j++) scratch[j] = scale * query[j];
-                    query = scratch.data();
-                }
+                if constexpr (scorer.normalises) scaled_query(t, row);
                 for (int64_t slot = 0; slot < used; slot++)
-                    scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
+                    if constexpr (scorer.normalises)
+                        scores[slot] = dot(key(a.keys, row, slot), scratch.data(), d);
+                    else
+                        scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
                 Best<T> found{a.k_top, weights, selected};
                 for (int64_t slot = 0; slot < used; slot++) found.insert(scores[slot], slot);
                 if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
@@ -308,32 +335,38 @@ template <typename T> class Pass {
                 scorer.project_backward(sum, weight(a.w_query), at(a.h_hat, t, row, n), dh_hat, n);
             } else {
                 memset(dquery, 0, d * sizeof(T));
-                if constexpr (scorer.normalises) return normalised_backward(scorer, t, row, k, selected, da, dquery);
-                for (int64_t i = 0; i < k; i++)
-                    scorer.score_backward(da[i], key(a.keys, row, selected[i]), at(a.query, t, row, d), weight(a.v),
-                                          key(a.dkeys, row, selected[i]), dquery, at(a.dv, 0, row, d), d);
+                if constexpr (scorer.normalises)
+                    normalised_backward(t, row, k, selected, da, dquery);
+                else
+                    for (int64_t i = 0; i < k; i++)
+                        scorer.score_backward(da[i], key(a.keys, row, selected[i]), at(a.query, t, row, d), weight(a.v),
+                                              key(a.dkeys, row, selected[i]), dquery, at(a.dv, 0, row, d), d);
             }
         });
     }
 
-    // The same where keys and query have length 1: the gradients of the products that they were made from. A key from
-    // before the pass came as it is.
-    template <typename Scorer>
-    void normalised_backward(Scorer scorer, int64_t t, int64_t row, int64_t k, const int32_t *selected, const T *da,
-                             T *dquery) {
-        const T *query = at(a.query, t, row, d), *scores = at(a.scores, t, row, a.k_top);
-        T scale = score_scale(t, row), inverse = *at(a.query_scale, t, row, 1), sum = 0;
+    // The same where keys and query have length 1 and are turned: the gradients of the products that they were made
+    // from, those of the keys still turned (`keep_backward` turns them back). A key from before the pass came as it is.
+    void normalised_backward(int64_t t, int64_t row, int64_t k, const int32_t *selected, const T *da, T *dquery) {
+        const T *query = at(a.query, t, row, d), *scores = at(a.scores, t, row, a.k_top), *v = weight(a.v);
+        T *dv = at(a.dv, 0, row, d), scale = score_scale(t, row), inverse = *at(a.query_scale, t, row, 1), sum = 0;
+        scaled_query(t, row);
+        std::fill(total.begin(), total.end(), T(0));
         for (int64_t i = 0; i < k; i++) {
-            T *own = key(a.keys, row, selected[i]), *dkey = key(a.dkeys, row, selected[i]), along = da[i] * scores[i];
-            std::fill(scratch.begin(), scratch.end(), T(0));
-            scorer.score_backward(da[i] * scale, own, query, weight(a.v), scratch.data(), dquery, at(a.dv, 0, row, d),
-                                  d);
+            const T *own = key(a.keys, row, selected[i]);
             bool is_new = selected[i] >= a.first_slots;
-            if (is_new) add_scaled(scratch.data(), -along, own, d);
-            add_scaled(dkey, is_new ? key_scale(row, selected[i]) : T(1), scratch.data(), d);
+            T along = da[i] * scores[i], factor = is_new ? key_scale(row, selected[i]) : T(1);
+            T *dkey = key(a.dkeys, row, selected[i]);
+            add_scaled(dkey, factor * da[i], scratch.data(), d);
+            if (is_new) add_scaled(dkey, -factor * along, own, d);
+            add_scaled(total.data(), scale * da[i], own, d);
             sum += along;
         }
-        add_scaled(dquery, -sum * inverse * inverse, query, d);
+        turn(total.data(), T(-1));
+        for (int64_t j = 0; j < d; j++) {
+            dquery[j] = v[j] * total[j] - sum * inverse * inverse * query[j];
+            dv[j] += query[j] * total[j];
+        }
     }
 
     void incorporate_forward(int64_t t) const {
@@ -378,6 +411,7 @@ template <typename T> class Pass {
                         T scale = inverse_length(key(a.keys, row, slot), d);
                         key_scale(row, slot) = scale;
                         for (int64_t j = 0; j < d; j++) key(a.keys, row, slot)[j] *= scale;
+                        turn(key(a.keys, row, slot), T(1));
                     }
             });
         }
@@ -390,9 +424,12 @@ template <typename T> class Pass {
         });
     }
 
-    void keep_backward(int64_t t, int64_t slot, T *dh) const {
-        if (!query_cancels)
+    void keep_backward(int64_t t, int64_t slot, T *dh) {
+        if (!query_cancels) {
+            if (a.turn_rates != nullptr)
+                for (int64_t row = first; row < first + rows; row++) turn(key(a.dkeys, row, slot), T(-1));
             return product(n, d, key(a.dkeys, 0, slot), a.slots * d, a.w_memory_back, at(a.dh, 0, 0, n), n, true);
+        }
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (scorer.query_cancels)
                 for (int64_t row = 0; row < rows; row++)

@@ -11,7 +11,7 @@
 //   score             of one key with a finished query
 //   score_backward    adds the gradients of one score, times dscore, to those of the key, of the query before
 //                     finish_query, and of v, which is null where the scorer has none
-//   normalises        whether the loop brings keys and queries to length 1; it then multiplies scores by sqrt(d)
+//   normalises        whether directions alone count: then finish_query is all that it provides, and the loop does the rest
 #pragma once
 
 #include "functions.h"
@@ -104,24 +104,6 @@ struct Cosine {
 
     template <typename T> static void finish_query(T *query, const T *bias, int64_t d) {
         add_scaled(query, T(1), bias, d);
-    }
-
-    template <typename T> static T score(const T *key, const T *query, const T *v, int64_t d) {
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < d; j++) sum += v[j] * key[j] * query[j];
-        return sum;
-    }
-
-    template <typename T>
-    static void score_backward(T dscore, const T *key, const T *query, const T *v, T *dkey, T *dquery, T *dv,
-                               int64_t d) {
-#pragma omp simd
-        for (int64_t j = 0; j < d; j++) {
-            dkey[j] += dscore * v[j] * query[j];
-            dquery[j] += dscore * v[j] * key[j];
-            dv[j] += dscore * key[j] * query[j];
-        }
     }
 };
 
