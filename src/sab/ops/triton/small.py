@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work
-from sab.ops.plan import Plan
+from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, contiguous
 from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
 from sab.ops.triton.launch import INTERPRETED, launch
@@ -58,7 +58,8 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     constants, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
     w = weights
-    vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate)
+    rates = turn_rates_of(plan, any_tensor.device)
+    vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate, rates)
     few = plan.config.k_top <= 32
     is_packed = constants["RESIDENT"]
     fits = few and plan.key_size == 128 and buffers.gates.dtype == torch.bfloat16
@@ -92,7 +93,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     parts = parts_of(plan.cell, plan.config)
     constants, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
-    vectors = (weights.w_memory, weights.w_query, weights.v)
+    vectors = (weights.w_memory, weights.w_query, weights.v, turn_rates_of(plan, any_tensor.device))
     launch(
         backward_kernel,
         plan.batch,

@@ -7,7 +7,16 @@ import triton.language as tl
 from sab.ops.triton.access import get, put
 from sab.ops.triton.functions import cuts, keeps, slots_at
 from sab.ops.triton.small_forward import load_gates
-from sab.ops.triton.small_parts import gather, product, product_of_gates, resident, rows_of, streamed
+from sab.ops.triton.small_parts import (
+    gather,
+    product,
+    product_of_gates,
+    resident,
+    rows_of,
+    streamed,
+    turn_of,
+    turned,
+)
 
 
 @triton.jit
@@ -32,7 +41,7 @@ def selection(selected, at, count, eight, GROUPS: tl.constexpr, MATH: tl.constex
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
 def backward_kernel(
-    w_held, w_all, w_memory, w_query, v, lengths,
+    w_held, w_all, w_memory, w_query, v, turn_rates, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
     key_scale, query_scale, selected_scores,
     dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
@@ -82,12 +91,15 @@ def backward_kernel(
             ws = resident(w_all + W_INCORPORATE + n, n, 2 * n, 1, unit, n, TYPE)
     v_vector = zero
     dv_sums = tl.zeros((NB, 16, 8), DTYPE)
+    dv_total = zero
     if K > 0:
         if NUMBERS:
             wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
             wq_vector = tl.load(w_query + unit, mask=here, other=0).to(DTYPE)
         if HAS_V:
             v_vector = tl.load(v + unit, mask=there, other=0).to(DTYPE)
+        if NORMALISES:
+            rates = tl.load(turn_rates + unit, mask=there, other=0)
 
     if HAS_LENGTHS:  # past its end a row has no gradient
         for t in range(length, steps):
@@ -154,6 +166,9 @@ def backward_kernel(
             if not NUMBERS:
                 q = tl.load(query + query_t + unit, mask=there, other=0)
 
+        if NORMALISES:
+            cosine, sine = turn_of(rates, seen + t, unit, DTYPE)
+
         # Keep.
         dh = arriving + chain
         if K > 0:
@@ -166,9 +181,18 @@ def backward_kernel(
                     else:
                         kept = tl.load(store + store_t + stride + unit, mask=here, other=0)
                         dh += dkey * wm_vector * SLOPE(kept, SCORE_MATH)
-                elif RESIDENT:
+                elif RESIDENT or NORMALISES:
                     dkey_at = dkeys + (row * slots + slot) * d + unit
-                    dh += product(wm, tl.load(dkey_at, mask=there, other=0, cache_modifier=".cg"), TYPE)
+                    dkey = tl.load(dkey_at, mask=there, other=0, cache_modifier=".cg")
+                    if NORMALISES:  # it is read again after the loop
+                        tl.debug_barrier()
+                        dkey = turned(dkey, cosine, -sine)
+                        put(dkey_at, dkey, there, MATH)
+                        tl.debug_barrier()
+                    if RESIDENT:
+                        dh += product(wm, dkey, TYPE)
+                    else:
+                        dh += streamed(w_all + W_MEMORY, d, n, 1, unit, n, dkeys + (row * slots + slot) * d, DTYPE)
                 else:
                     dh += streamed(w_all + W_MEMORY, d, n, 1, unit, n, dkeys + (row * slots + slot) * d, DTYPE)
 
@@ -227,9 +251,11 @@ def backward_kernel(
                 dscores = WEIGH(dshares, shares, norm, is_last)
                 dq_sums = tl.zeros((NB, 16, 8), DTYPE)
                 dq_number = tl.zeros((NB, 1, 8), DTYPE)
+                factor = q
                 inverse = 1.0
                 if NORMALISES:
                     inverse = tl.load(query_scale + norms_t)
+                    factor = turned(q * v_vector * (inverse / SCALE), cosine, sine)
                 for g in tl.static_range(GROUPS):
                     is_there = rows[g] >= 0
                     dscore = tl.where(is_there, dscores[g], 0.0)
@@ -246,12 +272,11 @@ def backward_kernel(
                             along = dscore * get(selected_scores + list_t + place, place < K, "", MATH)
                             key_inverse = get(key_scale + key_rows[g], is_new[g], "", MATH)
                             dq_number += along
-                            dscore *= inverse / SCALE
-                        dkey, dq_term, dv_term = SCORE(dscore, key, q[:, :, None], v_vector[:, :, None], MATH)
+                        dkey, dq_term, dv_term = SCORE(dscore, key, factor[:, :, None], v_vector[:, :, None], MATH)
                         if NORMALISES:
                             dkey = tl.where(is_new[g], (dkey - along * key) * key_inverse, dkey)
                         dq_sums += dq_term
-                        if HAS_V:
+                        if HAS_V and not NORMALISES:
                             dv_sums += dv_term
                         pointer = dkeys + key_rows[g].to(tl.int64) * d + unit[:, :, None]
                         put(pointer, dkeys_before[g] + dkey, there[:, :, None] & is_there, MATH)
@@ -268,7 +293,9 @@ def backward_kernel(
                 else:
                     dq = QUERY(tl.sum(dq_sums, 2), SCALE)
                     if NORMALISES:
-                        dq -= inverse * inverse * tl.sum(dq_number, 2) * q
+                        dfactor = turned(dq * (inverse / SCALE), cosine, -sine)
+                        dv_total += q * dfactor
+                        dq = v_vector * dfactor - inverse * inverse * tl.sum(dq_number, 2) * q
                     put(dquery + query_t + unit, dq, there, MATH)
                     if RESIDENT:
                         dh_hat += product(wq, dq, TYPE)
@@ -319,4 +346,4 @@ def backward_kernel(
     if HAS_C:
         tl.store(dc + row * n + unit, dc_now, mask=here)
     if (K > 0) and HAS_V:
-        tl.store(dv + row * d + unit, tl.sum(dv_sums, 2), mask=there)
+        tl.store(dv + row * d + unit, dv_total if NORMALISES else tl.sum(dv_sums, 2), mask=there)

@@ -16,6 +16,8 @@ from sab.ops.triton.small_parts import (
     resident,
     rows_of,
     streamed,
+    turn_of,
+    turned,
 )
 from sab.ops.triton.small_select import (
     fragments,
@@ -52,7 +54,7 @@ def hidden_products(w, w_all, h, h_at, unit, n: tl.constexpr, GATES: tl.constexp
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "bias_size"])
 def forward_kernel(
-    w_held, w_all, b_hh, w_memory, w_query, scorer_bias, v, b_incorporate, lengths,
+    w_held, w_all, b_hh, w_memory, w_query, scorer_bias, v, b_incorporate, turn_rates, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
     key_scale, query_scale, selected_scores,
     steps, batch, first_slots, slots, seen, k_att, bias_size,
@@ -111,6 +113,9 @@ def forward_kernel(
         q_bias = tl.zeros((NB, 16), DTYPE)
         if HAS_V:
             v_column = tl.load(v + column, mask=column < d, other=0).to(DTYPE)
+        if NORMALISES:
+            v_vector = tl.load(v + unit, mask=there, other=0).to(DTYPE)
+            rates = tl.load(turn_rates + unit, mask=there, other=0)
         if HAS_SCORER_BIAS and not NUMBERS:
             q_bias = tl.load(scorer_bias + unit, mask=there, other=0).to(DTYPE)
         if MAPPED:
@@ -140,6 +145,8 @@ def forward_kernel(
         next_gates = gates_t + batch.to(tl.int64) * GATES * n
         next_x = load_gates(next_gates, unit, more, n, GATES, DTYPE)
 
+        if NORMALISES:
+            cosine, sine = turn_of(rates, seen + t, unit, DTYPE)
         if (K > 0) and (not NUMBERS):
             used = slots_at(seen + t, seen, first_slots, k_att)
             own_keys = keys + row * slots * d
@@ -185,11 +192,9 @@ def forward_kernel(
                 if NORMALISES:
                     inverse = inverse_length(q, d, SMALLEST_SQUARE)
                     tl.store(query_scale + norms_t, inverse)
-                    q *= inverse / SCALE
+                    q = turned(q * v_vector * (inverse / SCALE), cosine, sine)
                 q_column = q.reshape(P)
                 if BY_PRODUCTS:
-                    if HAS_V:
-                        q_column *= v_column
                     factor = fragments(q_column, NB, MATH)
                     scores, chosen = select_by_products(own_keys, ahead, used, factor, place, K, MATH)
                 elif PACKED:
@@ -254,7 +259,7 @@ def forward_kernel(
                     if NORMALISES:
                         inverse = inverse_length(new_key, d, SMALLEST_SQUARE)
                         tl.store(key_scale + row * slots + slot, inverse)
-                        new_key *= inverse
+                        new_key = turned(new_key * inverse, cosine, sine)
                     put(keys + (row * slots + slot) * d + unit, new_key, there, MATH)
             tl.debug_barrier()  # what was stored will be read by other threads
 
