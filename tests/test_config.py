@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sab
-from sab.config import BACKENDS, FORWARDS
+from sab.config import BACKENDS, FORWARDS, INPUT_STARTS
 from sab.errors import UserError
 from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 
@@ -25,6 +25,7 @@ GOOD = {
     "weighting": st.sampled_from(sorted(WEIGHTINGS)),
     "forward": st.sampled_from(FORWARDS),
     "incorporate": st.sampled_from(sorted(INCORPORATIONS)),
+    "input_start": st.sampled_from(INPUT_STARTS),
     "attention_size": st.none() | st.integers(1, 4),
     "max_microstates": st.none() | st.integers(1, 4),
     "backend": st.sampled_from(["auto", "reference"]),
@@ -38,7 +39,9 @@ JUNK = st.one_of(
 def test_the_defaults() -> None:
     config = sab.SABConfig()
     assert (config.k_top, config.k_att, config.k_trunc) == (10, 2, 10)
-    assert (config.scorer, config.weighting, config.forward, config.incorporate) == ("mlp", "softmax", "sparse", "add")
+    parts = (config.scorer, config.weighting, config.forward, config.incorporate)
+    assert parts == ("cosine", "softmax", "sparse", "gate")
+    assert (config.initial_gate, config.input_start) == (None, "fan_in")
     assert config.backend == "auto"
     assert "auto" in BACKENDS
     assert sab.SABLSTM(3, 4).config == sab.SABGRU(3, 4).config == sab.SABRNN(3, 4).config == config
@@ -47,7 +50,8 @@ def test_the_defaults() -> None:
 def test_the_layers_take_every_option_of_the_configuration() -> None:
     options: dict[str, Any] = {
         "k_top": 3, "k_att": 1, "k_trunc": None, "scorer": "dot", "weighting": "softmax_sink", "forward": "dense",
-        "incorporate": "concat", "attention_size": 2, "max_microstates": 5, "backend": "reference",
+        "incorporate": "gate", "initial_gate": 0.1, "input_start": "torch", "attention_size": 2, "max_microstates": 5,
+        "backend": "reference",
     }  # fmt: skip
     assert set(options) == {field.name for field in dataclasses.fields(sab.SABConfig)}
     for cls in (sab.SABLSTM, sab.SABGRU, sab.SABRNN):

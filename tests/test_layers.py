@@ -112,7 +112,7 @@ def test_input_weights_by_fan_in_change_the_gates_by_about_one(inputs: int) -> N
 def test_the_memory_starts_as_documented() -> None:
     layer = randomize(make_layer("lstm", 3, 16))
     layer.reset_parameters()
-    assert (layer.attn_v_l0 == 1).all()
+    assert_close(layer.attn_v_l0, torch.full_like(layer.attn_v_l0, 0.3))
     assert (layer.incorporate_bias_l0 == 0).all()
     assert layer.attn_bias_l0.abs().max() <= 1 / 4
     gated = make_layer("lstm", 3, 16, 2, initial_gate=0.9)

@@ -45,8 +45,8 @@ BAD_OPTIONS: list[tuple[str, Any, type[Exception], str]] = [
     ("k_top", -1, ValueError, "at least 0"),
     *((name, value, ValueError, "at least 1") for name in ("k_att", "k_trunc", "attention_size", "max_microstates")
       for value in (0, -3)),
-    ("scorer", "afine", ValueError, "affine, affine_tanh, mlp, dot, or a callable"),
-    *(("scorer", value, TypeError, "affine, affine_tanh, mlp, dot, or a callable") for value in (None, 3, ["mlp"])),
+    ("scorer", "afine", ValueError, "affine, affine_tanh, mlp, dot, cosine, or a callable"),
+    *(("scorer", value, TypeError, "mlp, dot, cosine, or a callable") for value in (None, 3, ["mlp"])),
     ("weighting", "sigmoid", ValueError, "relu, relu_norm, softmax, softmax_sink"),
     *(("weighting", value, TypeError, "relu, relu_norm, softmax, softmax_sink") for value in (None, 3, torch.softmax)),
     ("forward", "Sparse", ValueError, "sparse, dense"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import sab
+from sab.config import NEUTRAL_GATE
 from tests.ops.cases import CELLS, PLAIN, assert_close, both, gradients, make_layer, make_torch, randn, randomize
 
 
@@ -110,7 +111,7 @@ def test_the_same_seed_gives_the_same_cell(cell: str, num_layers: int, bidirecti
     theirs = make_torch(cell, 3, 4, num_layers, **options)
     for memory in ({}, {"scorer": "affine", "max_microstates": 3}, {"incorporate": "concat"}, PLAIN):
         torch.manual_seed(3)
-        ours = make_layer(cell, 3, 4, num_layers, **options, **memory)
+        ours = make_layer(cell, 3, 4, num_layers, input_start="torch", **options, **memory)
         for name, parameter in theirs.named_parameters():
             assert torch.equal(ours.get_parameter(name), parameter), name
 
@@ -137,7 +138,8 @@ def test_from_torch_and_to_torch(cell: str) -> None:
 def test_from_torch_keeps_the_cell_and_takes_the_options_of_the_memory() -> None:
     theirs: Any = nn.GRU(3, 4, dtype=torch.float32)
     ours = sab.SABGRU.from_torch(theirs, k_top=3, k_trunc=None, scorer="dot", attention_size=2)
-    assert ours.config == sab.SABConfig(k_top=3, k_trunc=None, scorer="dot", attention_size=2)
+    options = {"k_top": 3, "k_trunc": None, "scorer": "dot", "attention_size": 2}
+    assert ours.config == sab.SABConfig(**options, initial_gate=NEUTRAL_GATE)
     assert ours.get_parameter("attn_w_query_l0").shape == (2, 4)
     assert ours.get_parameter("weight_hh_l0").dtype == torch.float32
     assert torch.equal(ours.get_parameter("weight_hh_l0"), theirs.weight_hh_l0)

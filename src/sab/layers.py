@@ -176,8 +176,8 @@ class SABLayer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the parameters anew: those of the cell first and as `torch.nn` does, so that with the same random
         seed this layer and `torch.nn`'s start from the same cell, but for the scale of the input weights where
-        `input_start` is `fan_in`; then those of the scorer, likewise uniform within 1/sqrt(hidden_size), or 1 in the
-        scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`)."""
+        `input_start` is `fan_in`; then those of the scorer, likewise uniform within 1/sqrt(hidden_size), or 0.3 in
+        the scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`)."""
         bound, config = 1 / math.sqrt(self.hidden_size), self.config
         is_cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for name, parameter in self.named_parameters(recurse=False):

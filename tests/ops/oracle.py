@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import sqrt
+from math import cos, pi, sin, sqrt
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def run_row(xs: list[Tensor], h: Tensor, c: Tensor, p: Parameters, cell: str, op
             h, c = h.detach(), c.detach()
         h, c = _cell(cell, x, h, c, p)
 
-        numbers, weights, summary = _read(h, trace.microstates, p, options)
+        numbers, weights, summary = _read(t, h, trace.microstates, p, options)
         if numbers:
             h = _incorporate(h, summary, p, options.incorporate)
 
@@ -79,12 +79,14 @@ def _cell(cell: str, x: Tensor, h: Tensor, c: Tensor, p: Parameters) -> tuple[Te
     return torch.tanh(from_x + from_h) if cell == "rnn_tanh" else torch.relu(from_x + from_h), c
 
 
-def _read(h: Tensor, memory: list[Tensor], p: Parameters, options: Any) -> tuple[list[int], list[Tensor], Tensor]:
-    """Numbers and weights of the selected microstates, and the summary."""
+def _read(
+    t: int, h: Tensor, memory: list[Tensor], p: Parameters, options: Any
+) -> tuple[list[int], list[Tensor], Tensor]:
+    """Numbers and weights of the microstates that step t selects, and the summary."""
     k = min(options.k_top, len(memory))
     if k == 0:
         return [], [], torch.zeros_like(h)
-    score = _scorer(options.scorer, p)
+    score = _scorer(options.scorer, p, t, options.k_att)
     scores = [score(m, i, h) for i, m in enumerate(memory)]
     ranking = sorted(range(len(memory)), key=lambda i: (-scores[i].item(), i))
     selected = ranking[:k]
@@ -99,7 +101,7 @@ def _read(h: Tensor, memory: list[Tensor], p: Parameters, options: Any) -> tuple
     return selected, [weights[i] for i in selected], _sum([w * m for w, m in zip(weights, read, strict=True)])
 
 
-def _scorer(scorer: Any, p: Parameters) -> Score:
+def _scorer(scorer: Any, p: Parameters, t: int, k_att: int) -> Score:
     if not isinstance(scorer, str):
         return lambda m, i, h: scorer(m[None, None], h[None])[0, 0]
 
@@ -113,7 +115,8 @@ def _scorer(scorer: Any, p: Parameters) -> Score:
         "mlp": lambda m, i, h: (p["attn_v"] * torch.tanh(w_m @ m + w_q @ h + p["attn_bias"])).sum(),
         "dot": lambda m, i, h: ((w_m @ m) * (w_q @ h)).sum() / sqrt(len(w_m)),
         "cosine": lambda m, i, h: (
-            (p["attn_v"] * _unit(w_m @ m) * _unit(w_q @ h + p["attn_bias"])).sum() * sqrt(len(w_m))
+            sqrt(len(w_m))
+            * (_unit(w_m @ m) * _aged(p["attn_v"] * _unit(w_q @ h + p["attn_bias"]), t - (i + 1) * k_att)).sum()
         ),
     }
     return scores[scorer]
@@ -121,6 +124,17 @@ def _scorer(scorer: Any, p: Parameters) -> Score:
 
 def _unit(x: Tensor) -> Tensor:
     return x / ((x * x).sum() + 1e-5 * len(x)).sqrt()
+
+
+def _aged(query: Tensor, age: int) -> Tensor:
+    """The query for a microstate that was kept `age` steps ago: the first half of its pairs turned."""
+    entries, pairs = list(query), len(query) // 4
+    for pair in range(pairs):
+        rate = round(2**32 / (2 * pi) * 0.01 ** (pair / pairs)) / 2**32 * 2 * pi
+        even, odd = entries[2 * pair : 2 * pair + 2]
+        entries[2 * pair] = even * cos(rate * age) - odd * sin(rate * age)
+        entries[2 * pair + 1] = even * sin(rate * age) + odd * cos(rate * age)
+    return torch.stack(entries)
 
 
 def _weigh(scores: list[Tensor], weighting: str) -> list[Tensor]:

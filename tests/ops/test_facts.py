@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sab.parts.scorers import turn
 from sab.state import SABState
 from tests.comparing import selects_surely
 from tests.ops.cases import (
@@ -414,3 +415,48 @@ def test_bias_of_a_microstate_follows_its_number_and_is_zero_past_the_end(case: 
     for step in range(case.steps):
         k = min(case.options["k_top"], step // case.options["k_att"], len(bias))
         assert numbers[step, 0, :k].tolist() == list(range(k))
+
+
+# Directions and age --------------------------------------------------------------------------------------------------
+
+
+@given(
+    size=st.integers(1, 40),
+    step=st.integers(0, 2**31 - 1),
+    age=st.integers(0, 10_000),
+    earlier=st.integers(0, 2**30),
+    seed=st.integers(0, 99),
+)
+def test_turned_vectors_know_the_difference_of_their_steps_alone(
+    size: int, step: int, age: int, earlier: int, seed: int
+) -> None:
+    key, query = randn(2, size, seed=seed)
+    assume(step >= age)
+    products = [
+        turn(key, torch.tensor(one - age)) @ turn(query, torch.tensor(one))
+        for one in (step, step % 1000 + age, earlier + age)
+    ]
+    assert_close(products[1], products[0], tolerance=1e-9)
+    assert_close(products[2], products[0], tolerance=1e-9)
+    assert_close(turn(key, torch.tensor(step)).norm(), key.norm())
+    assert_close(turn(turn(key, torch.tensor(step)), torch.tensor(-step)), key)
+    untouched = size // 4 * 2
+    assert torch.equal(turn(key, torch.tensor(step))[untouched:], key[untouched:])
+
+
+@given(cases(scorer=st.just("cosine"), incorporate=st.just("gate"), max_steps=8), st.sampled_from([1e-3, 1e3]))
+def test_the_size_of_the_weights_changes_no_cosine_score(case: Case, factor: float) -> None:
+    """But for what keeps a length of 0 finite: so large weights may not be made small."""
+    layer, x, lengths = case.layer(), case.x(), torch.tensor(case.lengths)
+    scaled = ("attn_w_memory", "attn_w_query", "attn_bias")
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith(scaled):
+                parameter.mul_(1e6 / min(factor, 1.0))
+    assume(selects_surely(layer, x, lengths=lengths))
+    expected = layer(x, lengths=lengths)[0]
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith(scaled):
+                parameter.mul_(factor)
+    assert_close(layer(x, lengths=lengths)[0], expected, tolerance=1e-6)

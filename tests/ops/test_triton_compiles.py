@@ -26,7 +26,7 @@ key_size = 1 if scorer in ("affine", "affine_tanh") else n
 half = {torch.float32: "fp16", torch.bfloat16: "bf16"}[dtype]
 parts = functions.parts_of(cell, config)
 constants = small.constants_of(parts, k_top, n, key_size, dtype, tf32)
-by_products = scorer == "dot" and n == 128
+by_products = scorer in ("dot", "cosine") and n == 128 and dtype == torch.bfloat16
 assert constants["RESIDENT"] == (tf32 or dtype == torch.bfloat16)
 of_compute = "bf16" if dtype == torch.bfloat16 else "fp32"
 for kernel, more in (
@@ -57,7 +57,7 @@ for kernel, more in (
         elif name in ("gates", "keys", "hidden_new", "dgates", "dhidden", "dquery"):
             types[name] = "*" + of_compute
         else:
-            types[name] = {"lengths": "*i64", "selected": "*i32"}.get(name, "*fp32")
+            types[name] = {"lengths": "*i64", "selected": "*i32", "turn_rates": "*i32"}.get(name, "*fp32")
     source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=values)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
@@ -74,6 +74,9 @@ for kernel, more in (
 @pytest.mark.parametrize(
     "options",
     [
+        ("lstm", "cosine", "softmax", "gate", 128, 10, "float32", True),
+        ("gru", "cosine", "softmax", "gate", 128, 10, "bfloat16", False),
+        ("rnn_tanh", "cosine", "softmax", "gate", 64, 10, "float32", False),
         ("lstm", "mlp", "softmax", "add", 128, 10, "float32", True),
         ("lstm", "dot", "softmax_sink", "concat", 100, 20, "bfloat16", False),
         ("lstm", "dot", "softmax", "add", 128, 10, "bfloat16", False),

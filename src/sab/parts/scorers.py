@@ -295,7 +295,7 @@ COSINE = Scorer(
     _cosine_key,
     _cosine_score,
     normalises=True,
-    initial_v=1.0,
+    initial_v=0.3,
     triton=VectorFunctions(cosine_query, cosine_query_backward, cosine_terms, cosine_backward, is_product=True),
     cpp="cosine",
 )
