@@ -113,7 +113,7 @@ def test_the_memory_starts_as_documented() -> None:
     layer = randomize(make_layer("lstm", 3, 16))
     layer.reset_parameters()
     assert_close(layer.attn_v_l0, torch.full_like(layer.attn_v_l0, 0.3))
-    assert (layer.incorporate_bias_l0 == 0).all()
+    assert_close(torch.sigmoid(layer.incorporate_bias_l0), torch.full_like(layer.incorporate_bias_l0, 0.25))
     assert layer.attn_bias_l0.abs().max() <= 1 / 4
     gated = make_layer("lstm", 3, 16, 2, initial_gate=0.9)
     for bias in (gated.incorporate_bias_l0, gated.incorporate_bias_l1):

@@ -53,7 +53,7 @@ class SABConfig:
     states of LSTM, GRU and tanh cells stay within [-1, 1]."""
     initial_gate: float | None = None
     """With incorporate `gate`, the share of the summary in the hidden state before training, between 0 and 1; None
-    means 0.5. A very small one starts the layer as one without a memory, from which it learns to read."""
+    means 0.25. A very small one starts the layer as one without a memory, from which it learns to read."""
     input_start: InputStartName = "fan_in"
     """How the input weights of a layer with a memory are drawn: `fan_in` with a standard deviation of
     1 / sqrt(input_size), so that an input leaves a mark on the hidden state from the first iteration; `torch` as

@@ -114,10 +114,10 @@ def gate(h: Tensor, summary: Tensor, weight: Tensor | None, bias: Tensor | None)
 
 
 def gate_start(weight: Tensor, bias: Tensor) -> None:
-    """As `torch.nn.Linear` for the weight; half of the summary and half of the hidden state at first."""
+    """As `torch.nn.Linear` for the weight; about a quarter of the summary at first."""
     bound = len(weight) ** -0.5
     weight.uniform_(-bound, bound)
-    bias.zero_()
+    gate_set_share(weight, bias, 0.25)
 
 
 def gate_set_share(weight: Tensor, bias: Tensor, share: float) -> None:
