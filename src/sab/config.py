@@ -56,7 +56,7 @@ class SABConfig:
     means 0.25. A very small one starts the layer as one without a memory, from which it learns to read."""
     input_start: InputStartName = "fan_in"
     """How the input weights of a layer with a memory are drawn: `fan_in` with a standard deviation of
-    1 / sqrt(input_size), so that an input leaves a mark on the hidden state from the first iteration; `torch` as
+    2 / sqrt(input_size), so that an input leaves a mark on the hidden state from the first iteration; `torch` as
     `torch.nn` does, within 1 / sqrt(hidden_size)."""
     attention_size: int | None = None
     """Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size."""

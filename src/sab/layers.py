@@ -454,12 +454,12 @@ class SABRNN(SABLayer):
 
 def scale_input_weights(weight: Tensor, hidden_size: int) -> None:
     """Scale the input weights [gates * n, input_size] of a layer, which were drawn as `torch.nn` does, by their fan-in:
-    their standard deviation becomes 1 / sqrt(input_size).
+    their standard deviation becomes 2 / sqrt(input_size).
 
-    Then an input whose entries are about 1 in size changes the gates by about 1, whatever the hidden size is.
+    Then an input whose entries are about 1 in size changes the gates by about 2, whatever the hidden size is.
     """
     with torch.no_grad():
-        weight.mul_(math.sqrt(3 * hidden_size / weight.shape[1]))
+        weight.mul_(2 * math.sqrt(3 * hidden_size / weight.shape[1]))
 
 
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
