@@ -18,7 +18,7 @@ from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
 from sab.lab.report import performance, results, tables
-from sab.lab.report.numbers import METHODS, NONE, STALE_NOTE, ByRow, any_is_stale
+from sab.lab.report.numbers import METHODS, NONE, ByRow, footnotes
 from sab.lab.report.page import elements, explorer, plots
 from sab.lab.report.page.explorer import Explorer
 from sab.lab.report.page.material import Material, groups_of, row_of, rows_of
@@ -251,7 +251,7 @@ def _add_tables(made: Parts, material: Material) -> None:
             drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, over_decades=True)
             body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
         body.append(elements.table(*cells, f"Table: {title}"))
-        body += [elements.paragraph(STALE_NOTE)] if any_is_stale(rows, by_row) else []
+        body += [elements.paragraph(note) for note in footnotes(rows, by_row)]
     if not body:
         return
     end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
