@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.experiments import bench, timing
 from sab.lab.report import performance
@@ -42,18 +43,33 @@ def test_what_has_a_target_comes_first_and_sweeps_last() -> None:
     assert kinds == sorted(kinds, key=("required", "context", "sweep").index)
     context = [row for row in rows if row.kind == "context"]
     assert [(row.beside, row.steps, row.target) for row in context] == [
-        *[("reference", 320, 50.0)] * 3,
+        *[("reference", 320, 50.0)] * 4,
         ("compiled reference", 16, None),
     ]
     swept = [row for row in rows if row.kind == "sweep"]
     assert {row.precision for row in swept} == {"float32"}
     assert [row.steps for row in swept if row.case == "T" and row.scorer == "affine"][::5] == [100, 20000]
-    assert [row.hidden_size for row in swept if row.case == "n"] == [32, 64, 128, 200, 256, 512, 1000, 1500]
+    of_n = [row for row in swept if row.case == "n"]
+    assert [row.hidden_size for row in of_n if row.scorer == "mlp"] == [32, 64, 128, 200, 256, 512, 1000, 1500]
+
+
+def test_the_default_memory_is_measured_in_every_case() -> None:
+    default = SABConfig()
+    for name in bench.CASES:
+        rows = bench.rows([name], CUDA)
+        ours = [row for row in rows if (row.scorer, row.incorporate) == (default.scorer, default.incorporate)]
+        assert ours
+        assert all(row.target is None for row in ours if row.kind != "context")
+        assert {row.incorporate for row in rows if row not in ours} == {"add"}
+        assert {(row.hidden_size, row.steps) for row in ours} >= {
+            (row.hidden_size, row.steps) for row in rows if row.beside is None
+        }
 
 
 def test_a_case_has_no_target_on_another_device_nor_at_another_size() -> None:
     on_cpu = [row for row in bench.rows(bench.default_cases(CPU), CPU) if row.kind == "required"]
-    assert all(row.target and row.precision == "float32" for row in on_cpu)
+    assert all(row.precision == "float32" for row in on_cpu)
+    assert all((row.target is None) == (row.scorer == SABConfig.scorer) for row in on_cpu)
     assert {row.target for row in bench.rows("A", CPU)} == {None}
     quick = bench.rows("ACT", CUDA, quick=True)
     assert {row.target for row in quick} == {None}
@@ -69,13 +85,15 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run("--quick", "--cases", "F,n", "--output", out, "--commit", "abc") == 0
     records = records_of(out)
     assert [(record["case"], record["scorer"], record["beside"]) for record in records] == [
-        *[("F", scorer, None) for scorer in ("mlp", "dot", "affine")],
-        *[("F", scorer, "reference") for scorer in ("mlp", "dot", "affine")],
+        *[("F", scorer, None) for scorer in ("mlp", "dot", "affine", "cosine")],
+        *[("F", scorer, "reference") for scorer in ("mlp", "dot", "affine", "cosine")],
         ("n", "mlp", None),
+        ("n", "cosine", None),
     ]
     told = capsys.readouterr().out
     assert told.count("nn.LSTM") >= len(records)
     assert f"Records: {out}" in told
+    assert "F  n=16 T=12  cosine, gate float32: eager " in told
     for record in records:
         assert record.keys() >= {"schema", "backend", "compile_seconds", "wall_seconds", "date", "threads", "versions"}
         assert (record["schema"], record["commit"], record["quick"]) == (bench.SCHEMA, "abc", True)
@@ -107,7 +125,7 @@ def test_a_row_that_fails_is_told_and_the_rest_go_on(
     monkeypatch.setattr(bench, "measure", fails_for_dot)
     assert run("--quick", "--cases", "G", "-o", tmp_path / "records.jsonl") == 0
     records = records_of(tmp_path / "records.jsonl")
-    assert [record.get("error") for record in records] == [None, "RuntimeError: the device fell off", None]
+    assert [record.get("error") for record in records] == [None, "RuntimeError: the device fell off", None, None]
     told = capsys.readouterr().out
     assert "dot float32: failed: RuntimeError: the device fell off" in told
 
@@ -122,13 +140,13 @@ def test_each_record_is_written_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bench, "measure", looks)
     assert run("--quick", "--cases", "G", "-o", out) == 0
-    assert lengths == [0, 1, 2]
+    assert lengths == [0, 1, 2, 3]
 
 
 def test_when_the_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--quick", "--cases", "F", "--minutes", "1e-9") == 0
     told = capsys.readouterr().out
-    assert told == "The time was over before 6 of 6 rows were begun, the first of them case F, mlp, float32.\n"
+    assert told == "The time was over before 8 of 8 rows were begun, the first of them case F, mlp, float32.\n"
 
 
 def test_another_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +170,7 @@ def test_kernels_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_in_another_process", answer)
     rows = bench.rows("ABT", CUDA)
     seconds = bench._compile_ahead(rows, CUDA, 4, time.monotonic() + 60)
-    assert len(asked) == len({row.kernels for row in rows}) == 6
+    assert len(asked) == len({row.kernels for row in rows}) == 8
     assert set(seconds) == {row.kernels for row in rows if row.scorer != "dot"}
     assert all(row.case == "A" for row in asked)
 

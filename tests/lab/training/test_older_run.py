@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,13 +31,18 @@ def inputs() -> Tensor:
     return torch.tensor(EXPECTED["inputs"])
 
 
-def close(actual: Tensor, expected: list) -> bool:
+def close(actual: Tensor, expected: list[Any]) -> bool:
     return torch.allclose(actual, torch.tensor(expected), rtol=0, atol=1e-6)
 
 
 def test_its_configuration_is_that_of_its_time() -> None:
     config = Run.open(OLDER).config
-    memory = {"scorer": "mlp", "weighting": "softmax_sink", "incorporate": "concat", "input_start": "torch"}
+    memory: dict[str, Any] = {
+        "scorer": "mlp",
+        "weighting": "softmax_sink",
+        "incorporate": "concat",
+        "input_start": "torch",
+    }
     assert config.model.memory == sab.SABConfig(k_top=3, k_att=2, k_trunc=4, attention_size=4, **memory)
     assert (config.input_scale, config.model.readout) == (8.0, "hidden+summary")
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from sab import SABLSTM
+from sab.config import DEFAULT_SCORER, SABConfig
 from sab.errors import check_choice
 from sab.lab.experiments.timing import PASSES, Call, Contender, capture, time_in_turn
 from sab.lab.files import write_text
@@ -52,7 +53,8 @@ class Case:
     k_att: int
     k_trunc: int
     targets: dict[str, float | None]
-    """By scorer: forward and backward may take at most so many times as long as nn.LSTM's; None sets no target."""
+    """By scorer, with `add`: forward and backward may take at most so many times as long as nn.LSTM's; None sets no
+    target. The layer's default memory is measured in every case too, without one."""
     input_size: int | None = None
     """None: as wide as the hidden state."""
     beside: tuple[str, ...] = ()
@@ -105,6 +107,7 @@ class Row:
     scorer: str
     precision: str
     """`float32`, on a GPU with TF32 as PyTorch is set to, or `bfloat16`, by autocast."""
+    incorporate: str = "add"
     beside: str | None = None
     """What is measured besides the layer and nn.LSTM."""
     quick: bool = False
@@ -116,12 +119,13 @@ class Row:
     def label(self) -> str:
         """The row in a few words."""
         swept = {"T": f", T={self.steps}", "n": f", n={self.hidden_size}"}.get(self.case, "")
-        return f"case {self.case}{swept}, {self.scorer}, {self.precision}" + (f", {self.beside}" if self.beside else "")
+        words = [f"case {self.case}{swept}", self.scorer, *([] if self.incorporate == "add" else [self.incorporate])]
+        return ", ".join([*words, self.precision, *([self.beside] if self.beside else [])])
 
     @property
     def kernels(self) -> tuple[Any, ...]:
         """Rows in which this is equal run the same kernels."""
-        return self.hidden_size, self.batch_size, self.k_top, self.scorer, self.precision
+        return self.hidden_size, self.batch_size, self.k_top, self.scorer, self.incorporate, self.precision
 
 
 def default_cases(device: torch.device) -> list[str]:
@@ -138,10 +142,10 @@ def rows(names: Iterable[str], device: torch.device, compiled_steps: int = 32, q
         both = device.type == "cuda" and any(case.targets.values())
         for n in case.hidden_sizes:
             for steps in case.steps:
-                for scorer, target in case.targets.items():
+                for scorer, target in {**case.targets, DEFAULT_SCORER: None}.items():
                     row = Row(
                         name,
-                        "required" if target is not None else "sweep",
+                        "required" if any(case.targets.values()) else "sweep",
                         n,
                         case.batch_size,
                         steps,
@@ -151,6 +155,7 @@ def rows(names: Iterable[str], device: torch.device, compiled_steps: int = 32, q
                         case.input_size or n,
                         scorer,
                         "float32",
+                        SABConfig.incorporate if scorer == DEFAULT_SCORER else "add",
                         target=target if has_target else None,
                     )
                     made += [row, replace(row, precision="bfloat16")] if both else [row]
@@ -246,7 +251,8 @@ def _contenders(row: Row, device: torch.device) -> dict[str, Contender]:
     torch.manual_seed(0)
     x = torch.randn(row.steps, row.batch_size, row.input_size, device=device)
     sizes = (row.input_size, row.hidden_size)
-    memory = {"k_top": row.k_top, "k_att": row.k_att, "k_trunc": row.k_trunc, "scorer": row.scorer}
+    names = ("k_top", "k_att", "k_trunc", "scorer", "incorporate")
+    memory = {name: getattr(row, name) for name in names}
     contenders = {
         "ours": Contender(SABLSTM(*sizes, device=device, **memory), x, row.precision),
         TORCH: Contender(nn.LSTM(*sizes, device=device), x),
