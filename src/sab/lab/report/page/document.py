@@ -31,8 +31,8 @@ SUFFIXES = (".html", ".htm")
 INTRODUCTION = (
     "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest to the "
     "highest of the seeds that were evaluated at an iteration. The numbers after a method are its k_trunc and k_top. "
-    "SAB is read as the paper has it written, as its authors' code has it released, or as ours: with the scorer, the "
-    "weighting and the training that this library recommends."
+    "SAB is read as the paper has it written, as its authors' code has it released, or as ours: with the "
+    "layers' default memory and the training that this library recommends."
 )
 """The text above the paper's tables."""
 
