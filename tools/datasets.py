@@ -73,7 +73,7 @@ def settings_table() -> str:
         for task in PAPERS
         for name, setting in (("the paper's", PAPERS[task]), ("ours", OURS[task]))
     ]
-    header = ("task", "training", "hidden size", "batch", "steps", "learning rate", "falls from", "clip", "input scale")
+    header = ("task", "training", "hidden size", "batch", "steps", "learning rate", "falls from", "clip")
     return markdown([*header, "dropout", "weight decay", "shifted", "epochs", "patience", "precision"], lines)
 
 
@@ -83,7 +83,7 @@ def _setting_cells(task: str, setting: Setting) -> list[str]:
     decay = NONE if training.lr_decay is None else f"{100 * training.lr_decay:g} %"
     clip = "none" if training.clip is None else f"{training.clip:g}"
     cells = [model.hidden_size, training.batch_size, config.task.steps, f"{training.lr:g}", decay, clip]
-    cells += [f"{number:g}" for number in (model.input_scale, training.dropout, training.weight_decay)]
+    cells += [f"{number:g}" for number in (training.dropout, training.weight_decay)]
     cells += ["yes" if config.options().get("shifted") else "no", f"{setting.epochs:g}"]
     return [str(cell) for cell in (*cells, training.patience or NONE, training.precision)]
 

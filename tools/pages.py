@@ -8,7 +8,7 @@ from typing import Any
 
 from sab.lab.experiments.tables import Row
 from sab.lab.files import write_text
-from sab.lab.report.numbers import STALE_NOTE, ByRow, any_is_stale
+from sab.lab.report.numbers import ByRow, footnotes
 from sab.lab.report.tables import table_cells
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +35,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table(rows: Sequence[Row], by_row: ByRow) -> str:
-    """A table of rows in Markdown, with a note where a record is stale."""
-    made = markdown(*table_cells(rows, by_row))
-    return f"{made}\n\n{STALE_NOTE}" if any_is_stale(rows, by_row) else made
+    """A table of rows in Markdown, with notes on records that are not of the rows as they are now."""
+    return "\n\n".join([markdown(*table_cells(rows, by_row)), *footnotes(rows, by_row)])
 
 
 def command(task: str, patterns: str, seeds: str = "0,1,2") -> str:

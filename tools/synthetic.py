@@ -7,7 +7,19 @@ from typing import Any
 
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.numbers import METHODS, NONE, NOT_RUN, ByRow, label, median, show, show_each, show_median
+from sab.lab.report.numbers import (
+    METHODS,
+    NONE,
+    NOT_RUN,
+    ByRow,
+    footnotes,
+    label,
+    mark,
+    median,
+    show,
+    show_each,
+    show_median,
+)
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
 
@@ -93,11 +105,13 @@ def other_lengths_table(rows: Sequence[Row], by_row: ByRow) -> str:
                 cells.append(NOT_RUN)
                 continue
             middle = median([value for _, value in tested], headline.higher_is_better)
-            each = ", ".join(show_each(record, {headline.metric: value}) for record, value in tested)
+            each = ", ".join(
+                show_each(record, {headline.metric: value}) + mark(row, record) for record, value in tested
+            )
             cells.append(f"**{'diverged' if middle is None else show(headline.metric, middle)}** ({each})")
         lines.append([*start, *cells])
     header = ["method", "k_trunc", "k_top", f"T={rows[0].length}, trained", *(f"T={length}" for length in lengths)]
-    return markdown(header, lines)
+    return "\n\n".join([markdown(header, lines), *footnotes(rows, by_row)])
 
 
 def _metrics_at(row: Row, record: Record, length: int) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from sab.lab.training import train
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sab_learns_what_truncated_backpropagation_cannot(tmp_path: Path, seed: int) -> None:
-    """SAB needs 400 to 500 iterations; which of them it is depends on the order of additions, so it may take 1,200."""
+    """SAB needs 300 to 600 iterations; which of them it is depends on the order of additions, so it may take 1,200."""
     task = replace(RECIPE.task, length=20)
     training = replace(RECIPE.training, iterations=1200, eval_every=50, stop_at=0.99, seed=seed, threads=1)
     sab, tbptt = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sab.config import SABConfig
-from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
+from sab.errors import UserTypeError, UserValueError, check_choice, check_int
 from sab.inputs import InitialState
 from sab.layers import SABGRU, SABLSTM, SABRNN, scale_input_weights
 from sab.state import Attention, SABState
@@ -59,16 +58,8 @@ class ModelConfig:
     """Size n of the hidden state."""
     num_layers: int = 1
     """How many layers are stacked."""
-    input_scale: float = 1.0
-    """Factor of the encoded inputs; large inputs leave a mark on the microstates from the start."""
     memory: SABConfig = field(default_factory=SABConfig)
     """How the layers remember, read and backtrack."""
-    initial_summary: float = 1.0
-    """With concat, the share of the summary that is added to the hidden state at first. With 0 and a readout of
-    hidden+summary what is read helps the output from the start, and the recurrence once training finds a use for it."""
-    initial_score: float = 0.0
-    """What the scores of the scorer mlp begin near. With softmax_sink, -4 leaves the memory hardly read until training
-    finds a use for it: the weights of ten microstates add up to about 0.15 instead of 0.9."""
     readout: Readout = "hidden"
     """What the output is made from: the hidden state alone, with the attention weights (the paper's equation 4), or
     with the summary."""
@@ -79,9 +70,6 @@ class ModelConfig:
         checked = {
             "hidden_size": check_int("hidden_size", self.hidden_size, 1),
             "num_layers": check_int("num_layers", self.num_layers, 1, maximum=MOST_LAYERS),
-            "input_scale": check_float("input_scale", self.input_scale, above=0),
-            "initial_summary": check_float("initial_summary", self.initial_summary),
-            "initial_score": check_float("initial_score", self.initial_score),
         }
         for option, value in checked.items():
             object.__setattr__(self, option, value)  # a plain number also where a NumPy one was given
@@ -91,15 +79,6 @@ class ModelConfig:
         if self.method == "tbptt" and self.memory.k_trunc is None:
             raise UserValueError(
                 "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
-            )
-        if self.initial_score and self.memory.scorer != "mlp":
-            raise UserValueError(
-                f"initial_score must be 0 where scorer is not 'mlp'; got {self.initial_score}.", "initial_score"
-            )
-        if self.initial_summary != 1 and self.memory.incorporate != "concat":
-            raise UserValueError(
-                f"initial_summary must be 1 where incorporate is not 'concat'; got {self.initial_summary}.",
-                "initial_summary",
             )
         if self.readout == "hidden+weights" and self.memory.forward == "dense":
             raise UserValueError(
@@ -136,8 +115,7 @@ class ModelConfig:
         memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend)
         if self.method in OF_TORCH:
             memory = SABConfig()
-        defaults = {name: getattr(ModelConfig, name) for name in ("initial_summary", "initial_score", "readout")}
-        return replace(self, memory=memory, **defaults)
+        return replace(self, memory=memory, readout=ModelConfig.readout)
 
 
 class SequenceModel(nn.Module):
@@ -165,10 +143,6 @@ class SequenceModel(nn.Module):
                         scale_input_weights(weight, config.hidden_size)
         else:
             self.layers = LAYERS[config.cell](*sizes, **vars(memory))
-        if config.initial_score and memory.k_top > 0:
-            self._set_initial_score(config.initial_score)
-        if config.initial_summary != 1 and memory.k_top > 0:
-            self._set_initial_summary(config.initial_summary)
         self.readout = nn.Linear(config.hidden_size, output_size)
         self.readout_attention: nn.Linear | None = None
         if memory.k_top > 0 and config.readout != "hidden":
@@ -224,30 +198,13 @@ class SequenceModel(nn.Module):
         )
         return hidden, state
 
-    @torch.no_grad()
-    def _set_initial_score(self, score: float) -> None:
-        """Makes the initial v·tanh(W_m m + W_q h + b) close to a score: b is about 1, and v adds up to the rest."""
-        parameters = dict(self.layers.named_parameters())
-        for layer in range(self.config.num_layers):
-            v = parameters[f"attn_v_l{layer}"]
-            parameters[f"attn_bias_l{layer}"].add_(1.0)
-            v.add_((score / math.tanh(1.0) - v.sum()) / len(v))
-
-    @torch.no_grad()
-    def _set_initial_summary(self, share: float) -> None:
-        """Makes the initial W_c [h; s] equal h plus this share of s."""
-        n = self.config.hidden_size
-        for name, parameter in self.layers.named_parameters():
-            if name.startswith("incorporate_weight"):
-                parameter[:, n:] *= share
-
     def _encode(self, inputs: Tensor) -> Tensor:
         if self.encoding == "onehot":
             self._check_symbols(inputs)
             inputs = F.one_hot(inputs, self.input_size)
         elif self.encoding == "scalar":
             inputs = inputs.unsqueeze(-1)
-        return inputs.to(self.readout.weight.dtype) * self.config.input_scale
+        return inputs.to(self.readout.weight.dtype)
 
     def _check_symbols(self, inputs: Tensor) -> None:
         allowed = f"inputs must be symbols, whole numbers from 0 to {self.input_size - 1}"

@@ -74,7 +74,7 @@ def test_all_methods_are_trained_alike_and_sab_has_default_options() -> None:
             assert config.task == configs[0].task
             assert config.model == replace(configs[0].model, method=method)
             assert config.model.memory == SABConfig()
-            assert (config.model.input_scale, config.model.readout) == (1.0, "hidden")
+            assert (config.input_scale, config.model.readout) == (1.0, "hidden")
         training = configs[0].training
         assert (training.lr, training.clip, training.lr_decay, training.on_nan) == (2e-3, 1.0, None, "stop")
         assert (training.memory_lr, training.weight_decay, training.precision) == (1.0, 0.0, "float32")

@@ -322,10 +322,13 @@ def test_a_record_of_a_longer_run_stays_unless_the_row_has_changed(tmp_path: Pat
     longer["config"]["training"]["iterations"] += 1
     shorter["config"]["training"]["iterations"] -= 1
     otherwise["config"]["training"] |= {"lr": 0.5, "iterations": now["iterations"] + 1}
+    other_memory = json.loads(json.dumps(longer))
+    other_memory["config"]["model"] |= {"scorer": "mlp", "incorporate": "add", "input_scale": 8.0}
     for older, newer, is_saved in (
         (longer, now, False),  # the same, trained for longer
         (otherwise, shorter, False),  # no reason to lose a long one for what is less than the row asks for
         (otherwise, now, True),
+        (other_memory, now, True),
         (shorter, now, True),
         (now, {**now, "date": "2030-01-02T03:04:05+00:00"}, True),
     ):

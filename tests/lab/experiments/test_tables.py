@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.data import DATASETS
 from sab.lab.experiments.recipe import ours
@@ -83,6 +86,63 @@ def test_rows_keep_their_ids() -> None:
             record = json.loads(line)
             assert record["row"] in ROWS, path.name
             assert set(record["config"]["task"]) - {"name"} <= set(ROWS[record["row"]].config(0).task.options())
+
+
+def test_ours_is_the_default_memory_trained_like_the_baselines_and_other_cells() -> None:
+    for row in (row for row in ROWS.values() if row.reading == "ours"):
+        config = row.config(0)
+        assert config.model.memory == SABConfig(k_trunc=row.k_trunc, k_top=row.k_top, k_att=row.k_att)
+        assert config.model.readout == "hidden"
+        clip = config.training.clip if row.is_clipped else replace(row, is_clipped=True).config(0).training.clip
+        plain = ours(row.task, row.length, "tbptt", 5, 0, 2, **row.options)
+        assert replace(config.training, clip=clip) == plain.training
+        assert config.task == plain.task
+        assert config.model.hidden_size == plain.model.hidden_size
+
+
+def papers_rows() -> dict[str, dict[str, Any]]:
+    """The configurations of the rows in the paper's setting, as they were stored before the default memory changed."""
+    lines = (Path(__file__).parent / "papers_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    return {stored["row"]: stored["config"] for stored in map(json.loads, lines)}
+
+
+def test_the_papers_rows_stay_as_they_are() -> None:
+    stored = papers_rows()
+    assert list(stored) == [row.id for row in ROWS.values() if row.reading != "ours"]
+    for name, config in stored.items():
+        model, now = config["model"], ROWS[name].config(0)
+        start = [model.pop(option) for option in ("input_scale", "initial_score", "initial_summary")]
+        assert start == [1.0, 0.0, 1.0]
+        newer = {"input_start": "torch", "initial_gate": None}
+        assert now.to_json() == {**config, "model": {**model, **newer}}
+        assert RunConfig.from_json(config) == now
+
+
+@pytest.mark.parametrize(
+    "row", ["copying-100-sab-5-5-as-written", "copying-100-sab-5-5-as-released", "copying-100-bptt"]
+)
+def test_the_papers_rows_start_from_torchs_own_weights(row: str) -> None:
+    config = ROWS[row].config(0)
+    size, bound = config.model.hidden_size, config.model.hidden_size**-0.5
+    torch.manual_seed(0)
+    model = config.build_model(torch.device("cpu"))
+    torch.manual_seed(0)
+    plain = torch.nn.LSTM(config.task.input_size, size)
+    scorer = {
+        name: torch.empty_like(parameter).uniform_(-bound, bound)
+        for name, parameter in model.layers.named_parameters()
+        if name not in dict(plain.named_parameters())
+    }
+    assert all(name.startswith("attn_") for name in scorer)
+    expected = {f"layers.{name}": weight for name, weight in (*plain.named_parameters(), *scorer.items())}
+    readout = torch.nn.Linear(size, config.task.output_size)
+    expected |= {"readout.weight": readout.weight, "readout.bias": readout.bias}
+    if model.readout_attention is not None:
+        attention = torch.nn.Linear(*model.readout_attention.weight.shape[::-1], bias=False)
+        expected["readout_attention.weight"] = attention.weight
+    assert expected.keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
 
 
 def test_a_paper_reading_makes_an_iteration() -> None:

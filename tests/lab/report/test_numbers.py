@@ -8,7 +8,7 @@ import pytest
 
 from sab.lab.experiments.records import is_stale
 from sab.lab.experiments.tables import ROWS
-from sab.lab.report.numbers import against_truncation, median, verdict
+from sab.lab.report.numbers import STALE_NOTE, against_truncation, footnotes, mark, median, verdict
 from tests.lab.report.made_up import SAB, by_row, diverged, record
 
 
@@ -114,6 +114,27 @@ def test_the_memory_that_a_baseline_does_not_have_makes_no_record_stale() -> Non
         assert is_stale(row, record(row.id, config=config)) == makes_a_difference
         config["model"]["cell"] = "gru"
         assert is_stale(row, record(row.id, config=config))
+
+
+def test_a_record_with_another_memory_has_a_mark_and_a_footnote() -> None:
+    row, control = ROWS[SAB], ROWS["copying-100-bptt-ours"]
+    config = row.config(0).to_json()
+    config["model"] |= {"scorer": "mlp", "incorporate": "add", "readout": "hidden+summary", "attention_size": 64}
+    config["model"] |= {"input_scale": 8.0, "initial_score": -4.0}
+    older, now = record(SAB, config=config), record(SAB, 1)
+    assert (mark(row, older), mark(row, now)) == (" ‡", "")
+    words = "mlp, softmax, add, keys of size 64, readout hidden+summary, inputs × 8"
+    assert footnotes([row], by_row(older, now)) == [f"‡ Recorded with the memory of its time: {words}."]
+    assert footnotes([row], by_row(now)) == []
+    config = row.config(0).to_json()
+    config["training"]["lr"] = 0.5
+    assert mark(row, record(SAB, config=config)) == " †"
+    config = control.config(0).to_json()
+    config["model"]["input_scale"] = 8.0
+    scaled = record(control.id, config=config)
+    assert mark(control, scaled) == " †", "it has no memory"
+    assert footnotes([row, control], by_row(scaled, now)) == [STALE_NOTE]
+    assert len(footnotes([row, control], by_row(scaled, older))) == 2
 
 
 def test_a_record_of_the_prefix_is_not_stale() -> None:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from sab.config import SABConfig
+from sab.errors import UserError
 from sab.lab.files import write_text
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import TASKS, Adding, Copying
 from sab.lab.training import Result, Run, RunConfig, TrainConfig
 from sab.lab.training import run as run_module
+from sab.lab.training.run import ONLY_AT_THE_START
 
 Train = Callable[..., Result]
 
@@ -40,12 +42,24 @@ RECORDED = json.loads(
 def test_a_configuration_is_stored_as_it_always_was() -> None:
     config = RunConfig(
         Copying(length=100, train_lengths="grid"),
-        ModelConfig(hidden_size=128, input_scale=8.0, memory=SABConfig(k_top=5, k_trunc=5)),
+        ModelConfig(
+            hidden_size=128,
+            memory=SABConfig(k_top=5, k_trunc=5, scorer="mlp", incorporate="add", input_start="torch"),
+        ),
         TrainConfig(iterations=3000, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100),
+        input_scale=8.0,
     )
     assert RunConfig.from_json(RECORDED) == config
-    assert config.to_json() == RECORDED
+    newer = {"input_start": "torch", "initial_gate": None}
+    model = {name: value for name, value in RECORDED["model"].items() if name not in ONLY_AT_THE_START}
+    assert config.to_json() == {**RECORDED, "model": {**model, **newer}}
+    assert RunConfig.from_json(config.to_json()) == config
     assert config.difference(RunConfig.from_json(RECORDED)) is None
+    assert config.difference(replace(config, input_scale=1.0)) == "input_scale"
+    assert "input_scale" not in replace(config, input_scale=1.0).to_json()["model"]
+    for wrong in (0, -1.0, "large"):
+        with pytest.raises(UserError, match=r"^input_scale must be "):
+            RunConfig.from_json({**RECORDED, "model": {**RECORDED["model"], "input_scale": wrong}})
 
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path, config: RunConfig, run_training: Train) -> None:
@@ -128,9 +142,8 @@ def test_a_baseline_has_no_memory_to_have_options_of(config: RunConfig) -> None:
         "weighting": "softmax_sink",
         "forward": "dense",
     }
-    memory |= {"incorporate": "concat", "initial_summary": 0.5, "attention_size": 3, "max_microstates": 4}
-    memory["readout"] = "hidden+summary"
-    others = [config.model.with_options(**memory), replace(config.model, initial_score=-1.0)]
+    memory |= {"incorporate": "concat", "attention_size": 3, "max_microstates": 4, "readout": "hidden+summary"}
+    others = [config.model.with_options(**memory), config.model.with_options(initial_gate=0.1)]
     for method in ("bptt", "tbptt", "torch", "sab"):
         one = replace(config, model=replace(config.model, method=method))
         for model in others:
@@ -138,7 +151,7 @@ def test_a_baseline_has_no_memory_to_have_options_of(config: RunConfig) -> None:
             other = replace(config, model=replace(model, method=method), training=training)
             assert (one.difference(other) is None) == (method != "sab")
             assert (one.effective() == other.effective()) == (method != "sab")
-        for option, value in (("hidden_size", 7), ("cell", "gru"), ("k_trunc", 3), ("input_scale", 2.0)):
+        for option, value in (("hidden_size", 7), ("cell", "gru"), ("k_trunc", 3)):
             if method == "torch" and option == "k_trunc":
                 continue  # it makes no difference there
             assert one.difference(replace(one, model=one.model.with_options(**{option: value}))) == option

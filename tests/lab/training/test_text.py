@@ -170,7 +170,7 @@ def test_a_sample_depends_on_its_seed_alone_and_goes_on_from_its_prompt() -> Non
     assert len(text()) == 40
     assert text() == text()
     assert text() != text(seed=1)
-    assert text() != text(prompt="the mat")
+    assert text() != text(prompt="we go")
     assert text(prompt=None) == text(prompt="\n")
     assert text(temperature=0) == text(temperature=0, seed=5)
 

@@ -27,19 +27,19 @@ class Recipe:
 
 RECIPE = Recipe(
     Copying(length=30, train_lengths="uniform"),
-    ModelConfig(hidden_size=128, input_scale=8.0, memory=SABConfig(k_top=5, k_trunc=5)),
+    ModelConfig(cell="gru", hidden_size=128, memory=SABConfig(k_top=5, k_trunc=5)),
     TrainConfig(
         iterations=800,
         batch_size=32,
-        lr=8e-3,
-        lr_decay=0.3,
-        clip=0.1,
+        lr=4e-3,
+        lr_decay=0.6,
         eval_every=50,
         checkpoint_every=100,
         moments_every=100,
         device="cpu",
     ),
 )
+"""A GRU learns this from every seed that was tried, an LSTM with the same memory in so few iterations not from all."""
 CONTENTS = {"sab", "tbptt", "attention.png", "curves.png"}
 LABELS = {"sab": "SAB", "tbptt": "truncated BPTT"}
 

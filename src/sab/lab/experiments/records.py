@@ -117,7 +117,7 @@ def now() -> str:
 
 
 def config_of(record: Record) -> RunConfig | None:
-    """The configuration of a record's run, options that are newer than it at their defaults; None where it has none."""
+    """The configuration of a record's run, options that are newer than it as they were then; None where it has none."""
     try:
         return RunConfig.from_json(record["config"])
     except (KeyError, TypeError, UserError):
@@ -131,6 +131,22 @@ def is_stale(row: Row, record: Record) -> bool:
         return True
     wanted = row.as_in(config).config(record["seed"])
     return config.difference(wanted) is not None or config.training.iterations != wanted.training.iterations
+
+
+def other_memory(row: Row, record: Record) -> str | None:
+    """The memory of a SAB record in a few words, where the row now has another one; else None."""
+    config = config_of(record)
+    if row.method != "sab" or config is None:
+        return None
+    model, wanted = config.model, row.as_in(config).config(record["seed"])
+    if (model.memory, model.readout, config.input_scale) == (wanted.model.memory, wanted.model.readout, 1):
+        return None
+    memory = model.memory
+    words = [str(memory.scorer), memory.weighting, memory.incorporate]
+    words += [] if memory.attention_size is None else [f"keys of size {memory.attention_size}"]
+    words += [] if model.readout == "hidden" else [f"readout {model.readout}"]
+    words += [] if config.input_scale == 1 else [f"inputs × {config.input_scale:g}"]
+    return ", ".join(words)
 
 
 def thinned(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

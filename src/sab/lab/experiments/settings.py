@@ -30,8 +30,6 @@ class Setting:
     precision: Precision
     lr_decay: float | None = None
     clip: float | None = 1.0
-    input_scale: float = 1.0
-    memory_lr: float = 1.0
     dropout: float = 0.0
     weight_decay: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +42,6 @@ class Setting:
             iterations=round(self.epochs * batches),
             batch_size=self.batch_size,
             lr=self.lr,
-            memory_lr=self.memory_lr,
             lr_decay=self.lr_decay,
             clip=self.clip,
             dropout=self.dropout,
@@ -56,8 +53,7 @@ class Setting:
             patience=self.patience,
             keep="best",
         )
-        sizes = {"hidden_size": self.hidden_size, "input_scale": self.input_scale}
-        return RunConfig(task, ModelConfig.from_options({**sizes, **model}), training)
+        return RunConfig(task, ModelConfig.from_options({"hidden_size": self.hidden_size, **model}), training)
 
 
 PAPERS = {

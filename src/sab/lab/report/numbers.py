@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sab.lab.experiments.records import Record, is_stale
+from sab.lab.experiments.records import Record, is_stale, other_memory
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.tasks import TASKS, CharacterTask, Headline
 from sab.lab.training.progress import show_seconds
@@ -17,6 +17,7 @@ NONE = "–"
 NOT_RUN = "not run"
 STALE = "†"
 STALE_NOTE = f"{STALE} Made with another configuration than the row now has."
+OTHER_MEMORY = "‡"
 METHODS = {
     "bptt": "LSTM, full BPTT",
     "tbptt": "LSTM, TBPTT",
@@ -99,9 +100,15 @@ def show_times(records: Sequence[Record]) -> str:
     return f"{seconds}, {together} at once" if together > 1 else seconds
 
 
-def any_is_stale(rows: Sequence[Row], by_row: ByRow) -> bool:
-    """Whether a record of one of the rows is."""
-    return any(is_stale(row, record) for row in rows for record in by_row.get(row.id, []))
+def footnotes(rows: Sequence[Row], by_row: ByRow) -> list[str]:
+    """What the marks behind numbers in a table of these rows mean, a sentence for each mark that is there."""
+    found = [(row, record) for row in rows for record in by_row.get(row.id, [])]
+    marks = {mark(row, record).strip() for row, record in found}
+    notes = [STALE_NOTE] if STALE in marks else []
+    memories = dict.fromkeys(memory for row, record in found if (memory := other_memory(row, record)))
+    if memories:
+        notes.append(f"{OTHER_MEMORY} Recorded with the memory of its time: {'; '.join(memories)}.")
+    return notes
 
 
 def memory_cells(row: Row) -> dict[str, str]:
@@ -116,7 +123,9 @@ def memory_cells(row: Row) -> dict[str, str]:
 
 
 def mark(row: Row, record: Record) -> str:
-    """What goes behind a number of a record that is stale."""
+    """What goes behind a number of a record that was made with another memory or configuration than the row's."""
+    if other_memory(row, record) is not None:
+        return f" {OTHER_MEMORY}"
     return f" {STALE}" if is_stale(row, record) else ""
 
 

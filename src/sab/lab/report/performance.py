@@ -34,8 +34,7 @@ NEEDED = {
     "threads": int,
 }
 OPTIONAL = {
-    "backend": str,
-    "error": str,
+    **dict.fromkeys(("backend", "error", "incorporate"), str),
     "milliseconds": dict[str, dict[str, dict[str, dict[Literal["median", "min", "repeats"], float]]]],
     "ratio": dict[Literal["eager", "graph"], dict[str, float]],
     "speedup": dict[str, float],
@@ -169,7 +168,7 @@ def summary(records: Sequence[Record]) -> list[str]:
 
 def cells(record: Record) -> list[str]:
     """A record as a row below HEADER."""
-    start = [record["case"], record["scorer"], record["precision"], record.get("backend", NONE)]
+    start = [record["case"], memory_of(record), record["precision"], record.get("backend", NONE)]
     target = NONE if record["target"] is None else f"{record['target']:g}"
     if "error" in record:
         return [*start, "failed", *[NONE] * (len(HEADER) - 7), target, NONE]
@@ -184,6 +183,12 @@ def cells(record: Record) -> list[str]:
         target,
         verdict(record),
     ]
+
+
+def memory_of(record: Record) -> str:
+    """The scorer of a record, with the incorporation where it is not `add`, which older records do not name."""
+    incorporate = record.get("incorporate", "add")
+    return record["scorer"] if incorporate == "add" else f"{record['scorer']}, {incorporate}"
 
 
 def _times(record: Record, way: str) -> list[str]:
@@ -218,7 +223,8 @@ def show_time(x: float) -> str:
 
 def line(record: Record) -> str:
     """A record in one line."""
-    label = f"{record['case']}  n={record['hidden_size']} T={record['steps']}  {record['scorer']} {record['precision']}"
+    sizes = f"n={record['hidden_size']} T={record['steps']}"
+    label = f"{record['case']}  {sizes}  {memory_of(record)} {record['precision']}"
     if record["beside"] is not None:
         label += f", {record['beside']}"
     if "error" in record:

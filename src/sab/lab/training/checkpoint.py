@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 FORMAT = "sab checkpoint 1"
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
+INPUT_WEIGHTS = "layers.weight_ih_l0"
+"""The name of the weights of a model's inputs."""
 WRITING = ".writing"
 """The name of a checkpoint until it is complete."""
 KEPT = 2
@@ -206,7 +208,7 @@ def load(
 
     def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
         state = _load_state(checkpoint, config, (MODEL, TRAINING), best)
-        weights = _load_tensors(checkpoint / MODEL, model.state_dict())
+        weights = _load_weights(checkpoint, config, model)
         return state, weights, _load_training(checkpoint / TRAINING, model)
 
     state, weights, training = _newest_intact(folder, read, every, before)
@@ -219,7 +221,7 @@ def load(
 def load_best(folder: Path, config: RunConfig, model: nn.Module, step: int) -> None:
     """Loads the best weights, those of `step`, into `model`."""
     check_best(folder, config, step)
-    _put(_load_tensors(_of_step(folder, step) / MODEL, model.state_dict()), model)
+    _put(_load_weights(_of_step(folder, step), config, model), model)
 
 
 def check_best(folder: Path, config: RunConfig, step: int) -> None:
@@ -402,6 +404,14 @@ def _load_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
                 f"and not {_kind(wanted)}."
             )
     return tensors
+
+
+def _load_weights(checkpoint: Path, config: RunConfig, model: nn.Module) -> dict[str, Tensor]:
+    """The weights in a checkpoint, with the input scale of an older run in those of the inputs."""
+    weights = _load_tensors(checkpoint / MODEL, model.state_dict())
+    if config.input_scale != 1:
+        weights[INPUT_WEIGHTS] = weights[INPUT_WEIGHTS] * config.input_scale
+    return weights
 
 
 def _put(weights: dict[str, Tensor], model: nn.Module) -> None:

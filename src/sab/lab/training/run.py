@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sab import __version__
-from sab.errors import UserError, UserTypeError, UserValueError, check_choice
+from sab.errors import UserError, UserTypeError, UserValueError, check_choice, check_float
 from sab.lab.files import temporary_of, write_text, writing
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
@@ -40,6 +40,11 @@ FREE_ON_RESUME = (
 """Options that may change when a run is resumed. `device` and `threads` change the order of the sums in an iteration,
 so a resumed run equals the uninterrupted one bit for bit on the same device with the same number of threads, and to
 rounding otherwise."""
+
+BEFORE = {"input_start": "torch", "initial_gate": None}
+"""The values of those options of a model that older runs did not store."""
+ONLY_AT_THE_START = ("initial_score", "initial_summary")
+"""Options of older runs that changed initial weights alone."""
 
 Status = Literal["finished", "solved", "stopped", "diverged", "interrupted"]
 
@@ -82,6 +87,9 @@ class RunConfig:
     task: Task
     model: ModelConfig
     training: TrainConfig
+    input_scale: float = 1.0
+    """Factor of the inputs of a run of an older version, where this was an option. Such a run can be used, not resumed:
+    its weights are loaded with the factor in the input weights, whose gradients would be others."""
 
     def __post_init__(self) -> None:
         if self.training.eval_batches is None and not isinstance(self.task, StoredTask):
@@ -101,23 +109,31 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         return {
             "task": {"name": self.task.name, **self.task.options()},
-            "model": self.model.options(),
+            "model": {**self.model.options(), **self._older_options()},
             "training": asdict(self.training),
         }
 
+    def _older_options(self) -> dict[str, Any]:
+        return {} if self.input_scale == 1 else {"input_scale": self.input_scale}
+
     @classmethod
     def from_json(cls, stored: Any) -> RunConfig:
-        """The inverse of `to_json`; other input raises KeyError, TypeError, ValueError or a UserError."""
+        """The inverse of `to_json`, also for what older versions wrote: options that are newer than a run are as they
+        were then. Other input raises KeyError, TypeError, ValueError or a UserError."""
         options = dict(stored["task"])
         name = check_choice("task", options.pop("name"), TASKS)
         if "data_dir" in options:  # no run stores it, and whoever made the file would choose the folder
             raise UserValueError("task must have the options that a run keeps; data_dir is none of them.", "task")
-        task, model = TASKS[name](**options), ModelConfig.from_options(dict(stored["model"]))
-        return cls(task, model, TrainConfig(**stored["training"]))
+        task, model = TASKS[name](**options), {**BEFORE, **stored["model"]}
+        input_scale = check_float("input_scale", model.pop("input_scale", 1.0), above=0)
+        for option in ONLY_AT_THE_START:
+            model.pop(option, None)
+        return cls(task, ModelConfig.from_options(model), TrainConfig(**stored["training"]), input_scale)
 
     def options(self) -> dict[str, Any]:
         """Every option by its name on the command line."""
-        return {"task": self.task.name, **self.task.options(), **self.model.options(), **asdict(self.training)}
+        of_model = {**self.model.options(), **self._older_options()}
+        return {"task": self.task.name, **self.task.options(), **of_model, **asdict(self.training)}
 
     def effective(self) -> RunConfig:
         """A copy in which the options that make no difference have their defaults."""
@@ -260,6 +276,12 @@ class Run:
 
     def check_resumable(self, config: RunConfig) -> None:
         """Raises an error unless the run can continue with `config`, which may differ only where no number changes."""
+        if self.config.input_scale != 1:
+            raise UserValueError(
+                f"out {str(self.path)!r} must be a run without input_scale to be resumed; it was trained with "
+                f"input_scale {self.config.input_scale:g}, which is no option any more.",
+                "out",
+            )
         option = self.config.difference(config)
         if option is not None:
             stored, given = self.config.options().get(option), config.options().get(option)

@@ -10,6 +10,8 @@ from statistics import median
 import pytest
 
 from sab.errors import UserValueError
+from sab.lab.experiments.tables import ROWS
+from sab.lab.report.numbers import mark
 from sab.lab.report.page import document, elements
 from sab.lab.report.page.material import Material, gather
 from sab.lab.tasks import Copying
@@ -57,7 +59,9 @@ def test_the_tables_have_the_records_numbers(of_results: str) -> None:
         values = [record["metrics"].get("accuracy_last10") for record in records]
         if row.startswith("copying") and None not in values and all(one["status"] == "finished" for one in records):
             assert f"{100 * median(values):.1f}" in cells
-            assert ", ".join(f"{100 * value:.1f}" for value in values) in cells
+            marks = [mark(ROWS[row], record) for record in records]
+            shown = (f"{100 * value:.1f}{marked}" for value, marked in zip(values, marks, strict=True))
+            assert ", ".join(shown) in cells
 
 
 def test_curves_are_the_records_histories(of_results: str) -> None:

@@ -18,7 +18,7 @@ from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
 from sab.lab.report import performance, results, tables
-from sab.lab.report.numbers import METHODS, NONE, STALE_NOTE, ByRow, any_is_stale
+from sab.lab.report.numbers import METHODS, NONE, ByRow, footnotes
 from sab.lab.report.page import elements, explorer, plots
 from sab.lab.report.page.explorer import Explorer
 from sab.lab.report.page.material import Material, groups_of, row_of, rows_of
@@ -31,8 +31,8 @@ SUFFIXES = (".html", ".htm")
 INTRODUCTION = (
     "The paper's numbers beside ours: the median over the seeds, and each seed. A band reaches from the lowest to the "
     "highest of the seeds that were evaluated at an iteration. The numbers after a method are its k_trunc and k_top. "
-    "SAB is read as the paper has it written, as its authors' code has it released, or as ours: with the scorer, the "
-    "weighting and the training that this library recommends."
+    "SAB is read as the paper has it written, as its authors' code has it released, or as ours: with the "
+    "layers' default memory and the training that this library recommends."
 )
 """The text above the paper's tables."""
 
@@ -251,7 +251,7 @@ def _add_tables(made: Parts, material: Material) -> None:
             drawn = plots.curves(curves, TASKS[rows[0].task].headline, caption, over_decades=True)
             body.append(_add_figure(made, f"curves-{_id(title)}", drawn))
         body.append(elements.table(*cells, f"Table: {title}"))
-        body += [elements.paragraph(STALE_NOTE)] if any_is_stale(rows, by_row) else []
+        body += [elements.paragraph(note) for note in footnotes(rows, by_row)]
     if not body:
         return
     end = [f"Not run: {'; '.join(not_run)}."] if not_run and material.by_row else []
