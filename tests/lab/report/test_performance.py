@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[3]
 def record(**entries: Any) -> dict[str, Any]:
     """A record in which ours takes as many milliseconds as `ours` says, nn.LSTM 2 and 4."""
     ours = entries.pop("ours", 3.0)
-    rows = bench.rows("A", torch.device("cuda"))
+    row = next(row for row in bench.rows("A", torch.device("cuda")) if row.scorer == "mlp")
     about = {"device": "cuda (GPU)", "versions": {"torch": "2.11"}, "commit": "abc", "threads": 2, "date": "2026-01-02"}
-    made = {"schema": bench.SCHEMA, **asdict(rows[0]), "backend": "triton", "memory_ratio": 1.25, **about}
+    made = {"schema": bench.SCHEMA, **asdict(row), "backend": "triton", "memory_ratio": 1.25, **about}
     times = {"ours": (ours, ours / 2), bench.TORCH: (4.0, 3.0), bench.TORCH_AUTOCAST: (2.0, 1.5)}
     made["milliseconds"] = {
         name: {
