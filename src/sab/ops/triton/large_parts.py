@@ -114,6 +114,25 @@ def apart(sums):
 
 
 @triton.jit
+def angles(step, column, turn_rates, real: tl.constexpr, D: tl.constexpr):
+    """Cosines and sines of the angles by which a step turns the given columns, for `turned`. The sine has the sign with
+    which it is multiplied there."""
+    rate = tl.load(turn_rates + column, mask=column < D, other=0)
+    # The product modulo a full turn is exact at any step. As a signed number it is between -π and π.
+    angle = (wide(step) * rate).to(tl.int32).to(real) * 1.4629180792671596e-09  # 2π / 2**32
+    sine = tl.sin(angle)
+    return tl.cos(angle), tl.where(column % 2 == 0, -sine, sine)
+
+
+@triton.jit
+def turned(x, cosine, sine):
+    """x [..., C] with pairs of neighbouring columns turned, the first of them an even one; turned back where the sine
+    is negated."""
+    even, odd = tl.split(tl.reshape(x, (x.numel // 2, 2)))
+    return x * cosine + tl.reshape(tl.join(odd, even), x.shape) * sine
+
+
+@triton.jit
 def microstate(slot, seen, first_slots, k_att):
     """Row of `store` with the microstate of a slot."""
     return tl.where(slot < first_slots, slot, kept_row(slot, seen, first_slots, k_att))
