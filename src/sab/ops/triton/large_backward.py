@@ -123,7 +123,8 @@ def _finish_phase(slot, step, batch, pid, programs, slots, dkeys, dkeys_left, tu
         dkey_at = dkeys + (wide(row) * slots + slot) * D + column
         dkey = tl.load(dkey_at, mask=inside, other=0.0)
         if NORMALISES:
-            cosine, sine = angles(step, column, turn_rates, real, D)
+            rate = tl.load(turn_rates + column, mask=column < D, other=0)
+            cosine, sine = angles(step, column, rate, real)
             tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
             dkey = turned(dkey, cosine, -sine)
             tl.store(dkey_at, dkey, mask=inside)
@@ -173,8 +174,8 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
 
 
 @triton.jit
-def _key_saved(step, row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
-               real: tl.constexpr, NORMALISES: tl.constexpr, D: tl.constexpr):  # fmt: skip
+def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
+               NORMALISES: tl.constexpr, D: tl.constexpr):  # fmt: skip
     """What `_key_backward` needs, fetched ahead."""
     inside = column < D
     both = valid[:, None] & inside[None, :]
@@ -187,10 +188,10 @@ def _key_saved(step, row, slot, valid, column, at_row, slots, query, keys, dkeys
     if v is not None:
         factor = tl.load(v + column, mask=inside, other=0.0)
         dv_old = tl.load(dv + row * D + column, mask=inside, other=0.0)
-    turns = ()
+    rate = q
     if NORMALISES:
-        turns = angles(step, column, turn_rates, real, D)
-    return own, dkey, q, factor, dv_old, turns
+        rate = tl.load(turn_rates + column, mask=inside, other=0)
+    return own, dkey, q, factor, dv_old, rate
 
 
 @triton.jit
@@ -205,19 +206,19 @@ def _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query
 
 
 @triton.jit
-def _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left, dkeys,
-                  dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+def _key_backward(step, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
+                  dkeys, dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
                   NORMALISES: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
     """The gradients of keys and query from those of the selected scores; where the scorer normalises, those of both
     before they were brought to length 1, and that of the query before it was turned (`_finish_phase` turns keys' back).
     """
-    own, dkey, q, factor, dv_old, turns = saved
+    own, dkey, q, factor, dv_old, rate = saved
     inside = column < D
     dscore = da
     partner = q
     if NORMALISES:
         score, key_inverse, query_inverse = scales
-        cosine, sine = turns
+        cosine, sine = angles(step, column, rate, real)
         dscore = da * (query_inverse * (D * SCALE))
         partner = turned(factor.to(real) * q, cosine, sine)
     dkey_new, dq_terms, dv_terms = SCORE(
@@ -286,8 +287,8 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                                    PLACES)  # fmt: skip
         if not NUMBERS and KEY_PIECE >= KEY_SLICE:
             column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
-            saved = _key_saved(seen + t, row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
-                               real, NORMALISES, D)  # fmt: skip
+            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
+                               NORMALISES, D)  # fmt: skip
         memory = (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(0, N, PIECE):
             unit = first + piece
@@ -341,14 +342,14 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
                                new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
-            _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
-                          dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
+            _key_backward(seen + t, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
+                          dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
         else:
             for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
                 column = first + tl.arange(0, KEY_PIECE)
-                saved = _key_saved(seen + t, row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv,
-                                   turn_rates, real, NORMALISES, D)  # fmt: skip
-                _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
+                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
+                                   NORMALISES, D)  # fmt: skip
+                _key_backward(seen + t, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
                               dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D,
                               MIXED)  # fmt: skip
 
@@ -530,7 +531,7 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
         if alone:
             if (MIXED or NORMALISES) and K_TOP > 0 and not NUMBERS:
                 if kept_before:
-                    # This step was the first that could read the key, so that nothing is added to the gradient any more.
+                    # No step before this one can have read the key, so nothing is added to its gradient any more.
                     _finish_phase(used - 1, seen + t - 1, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates,
                                   real, NORMALISES, MIXED, D, QUERY_ROWS, COLUMNS)  # fmt: skip
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c,

@@ -92,8 +92,8 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
 def _key_phase(slot, batch, pid, programs, slots, h_left, keys, key_squares, w_memory, real: tl.constexpr,
                MATH: tl.constexpr, NORMALISES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Keys of a slot, W_m h. Where they are to have length 1, `_unit_key` divides and turns them after a meeting: a tile
-    has some columns only, and leaves the sum of their squares in key_squares [tile, row]."""
+    """Keys of a slot, W_m h. Where they are to have length 1, `_unit_key` divides and turns them after a meeting: a
+    tile has some columns only, and leaves the sum of their squares in key_squares [tile, row]."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -122,7 +122,7 @@ def _inverse_length(squares, row, batch, real: tl.constexpr, D: tl.constexpr, RO
 
 
 @triton.jit
-def _unit_key(slot, step, row, column, part, batch, slots, keys, key_scale, key_squares, turn_rates,
+def _unit_key(slot, step, row, column, part, batch, slots, keys, key_scale, key_squares, rate,
               real: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
               SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
     """Brings a slot's keys to length 1 in one tile of `_key_phase`, turns them by the step that kept them, and returns
@@ -134,7 +134,7 @@ def _unit_key(slot, step, row, column, part, batch, slots, keys, key_scale, key_
     inside = (row < batch)[:, None] & (column < D)[None, :]
     key_at = keys + (wide(row) * slots + slot)[:, None] * D + column[None, :]
     key = tl.load(key_at, mask=inside, other=0.0)
-    cosine, sine = angles(step, column, turn_rates, real, D)
+    cosine, sine = angles(step, column, rate, real)
     scale = _inverse_length(key_squares, row, batch, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)
     tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
     key = turned(key.to(real) * scale[:, None], cosine[None, :], sine[None, :]).to(keys.dtype.element_ty)
@@ -152,8 +152,9 @@ def _unit_phase(slot, step, batch, pid, programs, slots, keys, key_scale, key_sq
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        _unit_key(slot, step, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, turn_rates,
-                  real, D, ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+        rate = tl.load(turn_rates + column, mask=column < D, other=0)
+        _unit_key(slot, step, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, rate, real, D,
+                  ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
 
 
 @triton.jit
@@ -193,12 +194,12 @@ def _query_phase(t, batch, pid, programs, used, keeping, seen, slots, h_hat_left
         if NORMALISES:
             # Below, the newest key is taken from here, since `key` may have been loaded before it was scaled.
             newest = tl.where(keeping, used - 1, -1)
+            rate = tl.load(turn_rates + column, mask=column < D, other=0)
             newest_key = tl.zeros((ROWS, COLUMNS), keys.dtype.element_ty)
             if keeping:
                 newest_key = _unit_key(used - 1, seen + t - 1, row, column, tile // row_tiles, batch, slots, keys,
-                                       key_scale, key_squares, turn_rates, real, D, ROWS, COLUMNS,
+                                       key_scale, key_squares, rate, real, D, ROWS, COLUMNS,
                                        SMALLEST_SQUARE)  # fmt: skip
-            cosine, sine = angles(seen + t, column, turn_rates, real, D)  # which need not wait for the product
         own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
                             BLOCK, STAGES, PRECISION)  # fmt: skip
         bias = tl.zeros((COLUMNS,), real)
@@ -212,6 +213,7 @@ def _query_phase(t, batch, pid, programs, used, keeping, seen, slots, h_hat_left
         if NORMALISES:
             square_at = query_squares + tile // row_tiles * batch + row
             tl.store(square_at, tl.sum(tl.where(inside, own * own, 0.0), 1), mask=row < batch)
+            cosine, sine = angles(seen + t, column, rate, real)
             own = turned(own * factor[None, :], cosine[None, :], sine[None, :])
         score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
         for first in range(0, used, SLOTS):
