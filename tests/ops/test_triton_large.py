@@ -187,6 +187,8 @@ def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
         ("rnn_tanh", "cosine", "softmax", "add", 20, 33, 1, 8, 1, 2, 0, 2, False),
         ("rnn_tanh", "cosine", "relu", "concat", 17, 40, 18, 2, 1, 2, 20, 5, True),
         ("lstm", "cosine", "softmax", "add_bounded", 16, 9, 2, 3, 3, None, 0, 0, True),
+        ("lstm", "cosine", "softmax", "add", 16, 70, 2, 40, 1, None, 3, 123457, False),
+        ("rnn_relu", "cosine", "relu", "add", 17, 3, 2, 2, 1, 3, 1, 1, True),
     ],
 )  # fmt: skip
 def test_all_that_the_loops_fill(

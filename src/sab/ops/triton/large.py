@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from sab.ops.buffers import Buffers, Weights, Work
-from sab.ops.plan import Plan
+from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32
 from sab.ops.triton.functions import backward_constants, forward_constants, parts_of
 from sab.ops.triton.large_backward import backward_kernel
@@ -59,6 +59,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
     cast(Any, forward_kernel)[_grid(plan, tiles, store.device)](
         *buffers.written,
         buffers.lengths,
+        turn_rates_of(plan, store.device),
         *_factors(weights, options),
         h_left,
         h_hat_left,
@@ -100,6 +101,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
     cast(Any, backward_kernel)[_grid(plan, tiles, store.device)](
         *buffers.written,
         buffers.lengths,
+        turn_rates_of(plan, store.device),
         _transposed(weights.w_hh),
         weights.w_memory,
         None if affine else _transposed(weights.w_memory),

@@ -6,7 +6,18 @@ import triton
 import triton.language as tl
 
 from sab.ops.triton.functions import cuts, keeps, slots_at
-from sab.ops.triton.large_parts import also, apart, meet, microstate, product, small_product, store_factor, wide
+from sab.ops.triton.large_parts import (
+    also,
+    angles,
+    apart,
+    meet,
+    microstate,
+    product,
+    small_product,
+    store_factor,
+    turned,
+    wide,
+)
 
 
 @triton.jit
@@ -99,16 +110,26 @@ def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dg
 
 
 @triton.jit
-def _round_phase(slot, batch, pid, programs, slots, dkeys, dkeys_left, D: tl.constexpr, ROWS: tl.constexpr,
-                 COLUMNS: tl.constexpr):  # fmt: skip
-    """The gradients of a slot's keys in the products' type, as the left factor of `_chain_phase`."""
+def _finish_phase(slot, step, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates, real: tl.constexpr,
+                  NORMALISES: tl.constexpr, MIXED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr):  # fmt: skip
+    """The gradients of a slot's keys, which nothing is added to any more, as the left factor of `_chain_phase`: turned
+    back by the step that kept them where the scorer turns keys, and in the products' type."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = (tile % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
         column = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
         inside = (row < batch) & (column < D)
-        dkey = tl.load(dkeys + (wide(row) * slots + slot) * D + column, mask=inside, other=0.0)
-        store_factor(dkeys_left + row * D + column, dkey, inside)
+        dkey_at = dkeys + (wide(row) * slots + slot) * D + column
+        dkey = tl.load(dkey_at, mask=inside, other=0.0)
+        if NORMALISES:
+            rate = tl.load(turn_rates + column, mask=column < D, other=0)
+            cosine, sine = angles(step, column, rate, real)
+            tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
+            dkey = turned(dkey, cosine, -sine)
+            tl.store(dkey_at, dkey, mask=inside)
+        if MIXED:
+            store_factor(dkeys_left + row * D + column, dkey, inside)
 
 
 @triton.jit
@@ -153,7 +174,8 @@ def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, d
 
 
 @triton.jit
-def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D: tl.constexpr):
+def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
+               NORMALISES: tl.constexpr, D: tl.constexpr):  # fmt: skip
     """What `_key_backward` needs, fetched ahead."""
     inside = column < D
     both = valid[:, None] & inside[None, :]
@@ -166,7 +188,10 @@ def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, d
     if v is not None:
         factor = tl.load(v + column, mask=inside, other=0.0)
         dv_old = tl.load(dv + row * D + column, mask=inside, other=0.0)
-    return own, dkey, q, factor, dv_old
+    rate = q
+    if NORMALISES:
+        rate = tl.load(turn_rates + column, mask=inside, other=0)
+    return own, dkey, q, factor, dv_old, rate
 
 
 @triton.jit
@@ -181,20 +206,29 @@ def _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query
 
 
 @triton.jit
-def _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left, dkeys,
-                  dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
+def _key_backward(step, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
+                  dkeys, dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
                   NORMALISES: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
     """The gradients of keys and query from those of the selected scores; where the scorer normalises, those of both
-    before they were brought to length 1."""
-    own, dkey, q, factor, dv_old = saved
+    before they were brought to length 1, and that of the query before it was turned (`_finish_phase` turns keys' back).
+    """
+    own, dkey, q, factor, dv_old, rate = saved
     inside = column < D
     dscore = da
+    partner = q
     if NORMALISES:
         score, key_inverse, query_inverse = scales
+        cosine, sine = angles(step, column, rate, real)
         dscore = da * (query_inverse * (D * SCALE))
-    dkey_new, dq_terms, dv_terms = SCORE(dscore[:, None], own.to(real), q[None, :], factor.to(real)[None, :], MATH)
+        partner = turned(factor.to(real) * q, cosine, sine)
+    dkey_new, dq_terms, dv_terms = SCORE(
+        dscore[:, None], own.to(real), partner[None, :], factor.to(real)[None, :], MATH
+    )
     dq = tl.sum(dq_terms, 0)
     if NORMALISES:
+        dq = turned(dq, cosine, -sine)
+        dv_new = q * dq
+        dq = factor.to(real) * dq
         # No score depends on a vector's length, so the gradient has no part along the vector. A key from before the
         # loop came with length 1: its gradient is that of the key as it came.
         along = da * score
@@ -203,7 +237,9 @@ def _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, save
     dq = QUERY(dq, SCALE)
     dkey += dkey_new
     if dv is not None:
-        tl.store(dv + row * D + column, dv_old + tl.sum(dv_terms, 0), mask=inside)
+        if not NORMALISES:
+            dv_new = tl.sum(dv_terms, 0)
+        tl.store(dv + row * D + column, dv_old + dv_new, mask=inside)
     gathered = (wide(row) * slots + slot)[:, None] * D + column[None, :]
     tl.store(dkeys + gathered, dkey, mask=valid[:, None] & inside[None, :])
     tl.store(dquery + at_row * D + column, dq, mask=inside)
@@ -214,9 +250,9 @@ def _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, save
 @triton.jit
 def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, seen, first_slots, slots, k_att, cut,
                          store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, key_scale,
-                         query_scale, scores, lengths, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
-                         dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial,
-                         carry, new_carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
+                         query_scale, scores, lengths, turn_rates, w_memory, w_query, v, dstore, dc, dcells, dgates,
+                         dhidden, dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left,
+                         partial, carry, new_carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
                          GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
                          SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr,
                          WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
@@ -251,7 +287,8 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                                    PLACES)  # fmt: skip
         if not NUMBERS and KEY_PIECE >= KEY_SLICE:
             column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
-            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
+            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
+                               NORMALISES, D)  # fmt: skip
         memory = (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(0, N, PIECE):
             unit = first + piece
@@ -305,13 +342,14 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
                                new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
         elif KEY_PIECE >= KEY_SLICE:
-            _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
-                          dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
+            _key_backward(seen + t, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
+                          dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
         else:
             for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
                 column = first + tl.arange(0, KEY_PIECE)
-                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, D)
-                _key_backward(row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
+                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
+                                   NORMALISES, D)  # fmt: skip
+                _key_backward(seen + t, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
                               dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D,
                               MIXED)  # fmt: skip
 
@@ -409,10 +447,10 @@ def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_ha
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
 def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-                    key_scale, query_scale, scores, lengths, w_hh_t, w_memory, w_memory_t, w_query, w_query_t, v,
-                    w_incorporate_t, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights,
-                    dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left, dkeys_left, dhidden_left, partial,
-                    carry, counter, steps, batch, seen, first_slots, slots, k_att, k_trunc, CELL: tl.constexpr,
+                    key_scale, query_scale, scores, lengths, turn_rates, w_hh_t, w_memory, w_memory_t, w_query,
+                    w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary,
+                    dweights, dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left, dkeys_left, dhidden_left,
+                    partial, carry, counter, steps, batch, seen, first_slots, slots, k_att, k_trunc, CELL: tl.constexpr,
                     GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
                     SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr,
                     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
@@ -430,8 +468,9 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
     chained = keeps(seen + steps - 1, k_att)
     if K_TOP > 0 and not NUMBERS:
         if chained:
-            if MIXED:
-                _round_phase(slots - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
+            if MIXED or NORMALISES:
+                _finish_phase(slots - 1, seen + steps - 1, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates,
+                              real, NORMALISES, MIXED, D, QUERY_ROWS, COLUMNS)  # fmt: skip
                 goal = meet(counter, goal, programs)
             _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden,
                          dhidden_left, dkeys, dkeys_left, w_hh_t, w_memory_t, real, MIXED, NUMBERS, K_TOP, N, D, GATES,
@@ -470,12 +509,13 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                     goal = meet(counter, goal, programs)
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
                                      k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
-                                     norms, summary, key_scale, query_scale, scores, lengths, w_memory, w_query, v,
-                                     dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys, dsummary,
-                                     dweights, dv, dh_hat, ds_joined, dquery_left, partial, old_carry, new_carry, real,
-                                     MATH, CELL, GATES, HAS_C, SPLITS, NUMBERS, SLOPE, QUERY, SCORE, NORMALISES, WEIGH,
-                                     SAVES_NORM, INCORPORATE, MAPPED, READS_STATE, READS_SUMMARY, N, D, K_TOP, PLACES,
-                                     SCALE, MIXED, PIECE, SLICE, KEY_PIECE, KEY_SLICE, PIECES)  # fmt: skip
+                                     norms, summary, key_scale, query_scale, scores, lengths, turn_rates, w_memory,
+                                     w_query, v, dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys,
+                                     dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial, old_carry,
+                                     new_carry, real, MATH, CELL, GATES, HAS_C, SPLITS, NUMBERS, SLOPE, QUERY, SCORE,
+                                     NORMALISES, WEIGH, SAVES_NORM, INCORPORATE, MAPPED, READS_STATE, READS_SUMMARY, N,
+                                     D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE, KEY_SLICE,
+                                     PIECES)  # fmt: skip
                 goal = meet(counter, goal, programs)
         if MIXED or K_TOP == 0 or NUMBERS:
             dq_left = dquery_left
@@ -489,9 +529,11 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
         if K_TOP > 0 and not NUMBERS:
             kept_before = keeps(seen + t - 1, k_att) & (t > 0)
         if alone:
-            if MIXED and K_TOP > 0 and not NUMBERS:
+            if (MIXED or NORMALISES) and K_TOP > 0 and not NUMBERS:
                 if kept_before:
-                    _round_phase(used - 1, batch, pid, programs, slots, dkeys, dkeys_left, D, QUERY_ROWS, COLUMNS)
+                    # No step before this one can have read the key, so nothing is added to its gradient any more.
+                    _finish_phase(used - 1, seen + t - 1, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates,
+                                  real, NORMALISES, MIXED, D, QUERY_ROWS, COLUMNS)  # fmt: skip
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c,
                                  gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
                                  dhidden_left, dq_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL,

@@ -8,6 +8,7 @@ from sab.ops.triton.functions import keeps, slots_at
 from sab.ops.triton.large_parts import (
     NOWHERE,
     also,
+    angles,
     apart,
     linear,
     meet,
@@ -17,6 +18,7 @@ from sab.ops.triton.large_parts import (
     small_product,
     store_factor,
     top,
+    turned,
     wide,
 )
 
@@ -90,8 +92,8 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
 def _key_phase(slot, batch, pid, programs, slots, h_left, keys, key_squares, w_memory, real: tl.constexpr,
                MATH: tl.constexpr, NORMALISES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Keys of a slot, W_m h. Where they are to have length 1, `_unit_key` divides them after a meeting: a tile has some
-    columns only, and leaves the sum of their squares in key_squares [tile, row]."""
+    """Keys of a slot, W_m h. Where they are to have length 1, `_unit_key` divides and turns them after a meeting: a
+    tile has some columns only, and leaves the sum of their squares in key_squares [tile, row]."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -120,10 +122,11 @@ def _inverse_length(squares, row, batch, real: tl.constexpr, D: tl.constexpr, RO
 
 
 @triton.jit
-def _unit_key(slot, row, column, part, batch, slots, keys, key_scale, key_squares, real: tl.constexpr,
-              D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _unit_key(slot, step, row, column, part, batch, slots, keys, key_scale, key_squares, rate,
+              real: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
               SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """Brings a slot's keys to length 1 in one tile of `_key_phase`, and returns them; part: the tile's number in a row.
+    """Brings a slot's keys to length 1 in one tile of `_key_phase`, turns them by the step that kept them, and returns
+    them; part: the tile's number in a row.
 
     A meeting must be between the two, for the sums of the other tiles. The keys themselves no other tile reads or
     writes before the next meeting.
@@ -131,24 +134,27 @@ def _unit_key(slot, row, column, part, batch, slots, keys, key_scale, key_square
     inside = (row < batch)[:, None] & (column < D)[None, :]
     key_at = keys + (wide(row) * slots + slot)[:, None] * D + column[None, :]
     key = tl.load(key_at, mask=inside, other=0.0)
+    cosine, sine = angles(step, column, rate, real)
     scale = _inverse_length(key_squares, row, batch, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)
     tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
-    key = (key.to(real) * scale[:, None]).to(keys.dtype.element_ty)
+    key = turned(key.to(real) * scale[:, None], cosine[None, :], sine[None, :]).to(keys.dtype.element_ty)
     tl.store(key_at, key, mask=inside)
     tl.store(key_scale + wide(row) * slots + slot, scale, mask=also(row < batch, part == 0))
     return key
 
 
 @triton.jit
-def _unit_phase(slot, batch, pid, programs, slots, keys, key_scale, key_squares, real: tl.constexpr, D: tl.constexpr,
-                ROWS: tl.constexpr, COLUMNS: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """Brings the keys of a slot to length 1, where no `_query_phase` follows that would."""
+def _unit_phase(slot, step, batch, pid, programs, slots, keys, key_scale, key_squares, turn_rates, real: tl.constexpr,
+                D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
+    """Brings the keys of a slot to length 1 and turns them, where no `_query_phase` follows that would."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        _unit_key(slot, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, real, D, ROWS,
-                  COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+        rate = tl.load(turn_rates + column, mask=column < D, other=0)
+        _unit_key(slot, step, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, rate, real, D,
+                  ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
 
 
 @triton.jit
@@ -164,15 +170,17 @@ def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexp
 
 
 @triton.jit
-def _query_phase(t, batch, pid, programs, used, keeping, slots, h_hat_left, query, query_squares, keys, key_scale,
-                 key_squares, partial, w_query, scorer_bias, v, real: tl.constexpr, MATH: tl.constexpr,
-                 QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
-                 SCALE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                 SLOTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _query_phase(t, batch, pid, programs, used, keeping, seen, slots, h_hat_left, query, query_squares, keys,
+                 key_scale, key_squares, partial, turn_rates, w_query, scorer_bias, v, real: tl.constexpr,
+                 MATH: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr,
+                 SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+                 STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot].
 
-    Where the scorer normalises, a key that was just kept gets length 1 first. The query stays as it is: of its length
-    a tile knows only its part, query_squares [tile, row], so `_read_phase` divides the scores instead.
+    Where the scorer normalises, a key that was just kept gets length 1 and is turned first. The query is stored as it
+    is, and multiplied with v and turned for the scores. Of its length a tile knows only its part, query_squares [tile,
+    row], so `_read_phase` divides the scores instead.
     """
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
@@ -186,10 +194,12 @@ def _query_phase(t, batch, pid, programs, used, keeping, slots, h_hat_left, quer
         if NORMALISES:
             # Below, the newest key is taken from here, since `key` may have been loaded before it was scaled.
             newest = tl.where(keeping, used - 1, -1)
+            rate = tl.load(turn_rates + column, mask=column < D, other=0)
             newest_key = tl.zeros((ROWS, COLUMNS), keys.dtype.element_ty)
             if keeping:
-                newest_key = _unit_key(used - 1, row, column, tile // row_tiles, batch, slots, keys, key_scale,
-                                       key_squares, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+                newest_key = _unit_key(used - 1, seen + t - 1, row, column, tile // row_tiles, batch, slots, keys,
+                                       key_scale, key_squares, rate, real, D, ROWS, COLUMNS,
+                                       SMALLEST_SQUARE)  # fmt: skip
         own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
                             BLOCK, STAGES, PRECISION)  # fmt: skip
         bias = tl.zeros((COLUMNS,), real)
@@ -203,6 +213,8 @@ def _query_phase(t, batch, pid, programs, used, keeping, slots, h_hat_left, quer
         if NORMALISES:
             square_at = query_squares + tile // row_tiles * batch + row
             tl.store(square_at, tl.sum(tl.where(inside, own * own, 0.0), 1), mask=row < batch)
+            cosine, sine = angles(seen + t, column, rate, real)
+            own = turned(own * factor[None, :], cosine[None, :], sine[None, :])
         score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
         for first in range(0, used, SLOTS):
             if NORMALISES:
@@ -350,7 +362,7 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
 def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-                   key_scale, query_scale, scores, lengths, w_hh, b_hh, w_memory, w_query, scorer_bias, v,
+                   key_scale, query_scale, scores, lengths, turn_rates, w_hh, b_hh, w_memory, w_query, scorer_bias, v,
                    w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, partial, key_squares, query_squares,
                    best_key, best_slot, counter, steps, batch, seen, first_slots, slots, k_att, bias_size,
                    CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
@@ -402,10 +414,10 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
         if K_TOP > 0:
             if used > 0:
                 if not NUMBERS:
-                    _query_phase(t, batch, pid, programs, used, keeping, slots, hat_left, query, query_squares, keys,
-                                 key_scale, key_squares, partial, w_query, scorer_bias, v, real, MATH, QUERY, TERMS,
-                                 NORMALISES, SMALLEST_SQUARE, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS, BLOCK, STAGES,
-                                 PRECISION)  # fmt: skip
+                    _query_phase(t, batch, pid, programs, used, keeping, seen, slots, hat_left, query, query_squares,
+                                 keys, key_scale, key_squares, partial, turn_rates, w_query, scorer_bias, v, real, MATH,
+                                 QUERY, TERMS, NORMALISES, SMALLEST_SQUARE, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS,
+                                 BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old,
                             h_new, next_left, store, h_hat, keys, partial, query_squares, best_key, best_slot, weights,
@@ -440,5 +452,5 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                            N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                 if NORMALISES:
                     meet(counter, goal, programs)  # for the sums of the other tiles
-                    _unit_phase(slot, batch, pid, programs, slots, keys, key_scale, key_squares, real, D, QUERY_ROWS,
-                                COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+                    _unit_phase(slot, seen + steps - 1, batch, pid, programs, slots, keys, key_scale, key_squares,
+                                turn_rates, real, D, QUERY_ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip

@@ -1,6 +1,8 @@
 # type: ignore
 """What the kernels for large hidden sizes share: meetings of programs, products of tiles, selection."""
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -8,6 +10,8 @@ from sab.ops.triton.functions import kept_row
 
 NOWHERE = tl.constexpr(1 << 30)
 """The slot of an empty place among the best."""
+RADIANS = tl.constexpr(2 * math.pi / 2**32)
+"""The angle of one of the 2**32 parts of a full turn."""
 
 
 @triton.jit
@@ -111,6 +115,24 @@ def apart(sums):
 
 
 # The memory
+
+
+@triton.jit
+def angles(step, column, rate, real: tl.constexpr):
+    """Cosines and sines of the angles by which a step turns columns of these rates, for `turned`. A sine has the sign
+    with which it is multiplied there."""
+    # The product modulo a full turn is exact at any step. As a signed number it is between -π and π.
+    angle = (wide(step) * rate).to(tl.int32).to(real) * RADIANS
+    sine = tl.sin(angle)
+    return tl.cos(angle), tl.where(column % 2 == 0, -sine, sine)
+
+
+@triton.jit
+def turned(x, cosine, sine):
+    """x [..., C] with pairs of neighbouring columns turned, the first of them an even one; turned back where the sine
+    is negated."""
+    even, odd = tl.split(tl.reshape(x, (x.numel // 2, 2)))
+    return x * cosine + tl.reshape(tl.join(odd, even), x.shape) * sine
 
 
 @triton.jit
