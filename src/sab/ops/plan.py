@@ -84,16 +84,22 @@ def turn_rates_of(plan: Plan, device: torch.device) -> Tensor | None:
     """By how much entries of keys and queries are turned a step, [d], int32; None where they are not."""
     if plan.config.k_top == 0 or not SCORERS[str(plan.config.scorer)].normalises:
         return None
+    key = plan.key_size, device
+    if key in _turn_rates:
+        return _turn_rates[key]
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return _turn_rates(plan.key_size, device)  # its memory is the graph's
-    return _kept_turn_rates(plan.key_size, device)
+        # A graph cannot copy from the host, and memory that it allocates is its own.
+        rates = torch.zeros(plan.key_size, dtype=torch.int32, device=device)
+        for entry, rate in enumerate(turn_rates(plan.key_size)):
+            if rate > 0:
+                rates[entry].fill_(rate)
+        return rates
+    _turn_rates[key] = torch.tensor(turn_rates(plan.key_size), dtype=torch.int32, device=device)
+    return _turn_rates[key]
 
 
-def _turn_rates(d: int, device: torch.device) -> Tensor:
-    return torch.tensor(turn_rates(d), dtype=torch.int32, device=device)
-
-
-_kept_turn_rates = lru_cache(maxsize=256)(_turn_rates)
+_turn_rates: dict[tuple[int, torch.device], Tensor] = {}
+"""Those that were made, by key size and device."""
 
 
 @lru_cache(maxsize=256)
