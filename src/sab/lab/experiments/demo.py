@@ -27,7 +27,7 @@ class Recipe:
 
 RECIPE = Recipe(
     Copying(length=30, train_lengths="uniform"),
-    ModelConfig(cell="gru", hidden_size=128, memory=SABConfig(k_top=5, k_trunc=5)),
+    ModelConfig(cell="gru", hidden_size=128, memory=SABConfig(k_trunc=5)),
     TrainConfig(
         iterations=800,
         batch_size=32,
