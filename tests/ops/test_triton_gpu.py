@@ -29,6 +29,13 @@ CASES = [
     # gated
     ("gru", "mlp", "softmax", "gate", 128),
     ("lstm", "dot", "softmax_sink", "gate", 300),
+    # The default memory, in both loops.
+    ("lstm", "cosine", "softmax", "gate", 128),
+    ("gru", "cosine", "softmax", "gate", 100),
+    ("rnn_tanh", "cosine", "softmax", "gate", 33),
+    ("lstm", "cosine", "softmax", "gate", 300),
+    ("gru", "cosine", "softmax_sink", "add_bounded", 512),
+    ("rnn_tanh", "cosine", "softmax", "gate", 300),
 ]
 PRECISIONS = {"ieee": 1e-3, "tf32": 0.03, "bfloat16": 0.15}
 """How far a tensor may be from the reference's, as a fraction of its largest number."""
