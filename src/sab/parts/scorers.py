@@ -246,26 +246,6 @@ def _cosine_score(w: ScorerWeights, keys: Tensor, h: Tensor) -> Tensor:
     return (keys @ query.unsqueeze(-1)).squeeze(-1) * math.sqrt(keys.shape[-1])
 
 
-@pointwise
-def cosine_query(product, bias, SCALE):
-    return product + bias
-
-
-@pointwise
-def cosine_query_backward(dquery, SCALE):
-    return dquery
-
-
-@pointwise
-def cosine_terms(key, query, v, MATH):
-    return key * query
-
-
-@pointwise
-def cosine_backward(dscore, key, query, v, MATH):
-    return dscore * query, dscore * key, 0.0 * dscore
-
-
 AFFINE = Scorer(_affine_shapes, _affine_key, _affine_score, query_cancels=True, triton=NumberFunctions(), cpp="affine")
 AFFINE_TANH = Scorer(
     _affine_shapes,
@@ -296,6 +276,6 @@ COSINE = Scorer(
     _cosine_score,
     normalises=True,
     initial_v=0.3,
-    triton=VectorFunctions(cosine_query, cosine_query_backward, cosine_terms, cosine_backward, is_product=True),
+    triton=VectorFunctions(mlp_query, mlp_query_backward, dot_terms, dot_backward, is_product=True),
     cpp="cosine",
 )
