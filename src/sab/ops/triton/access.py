@@ -1,5 +1,7 @@
 # type: ignore
-"""Loads and stores without a change of layout."""
+"""What the kernels of both loops share: loads and stores without a change of layout, and angles."""
+
+import math
 
 import triton
 import triton.language as tl
@@ -60,3 +62,17 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
             is_pure=False,
             pack=1,
         ).to(TYPE, bitcast=True)
+
+
+RADIANS = tl.constexpr(2 * math.pi / 2**32)
+"""Of the unit in which `sab.parts.scorers.turn_rates` are."""
+
+
+@triton.jit
+def angles(step, column, rate, DTYPE: tl.constexpr):
+    """Cosines and sines of the angles by which a step turns entries of these rates; a sine has the sign with which the
+    other entry of a pair is multiplied."""
+    # The product modulo a full turn is exact at any step. As a signed number it is between -π and π.
+    angle = (rate.to(tl.int64) * step).to(tl.int32).to(DTYPE) * RADIANS
+    sine = tl.sin(angle)
+    return tl.cos(angle), tl.where(column % 2 == 0, -sine, sine)

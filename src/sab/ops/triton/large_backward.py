@@ -5,10 +5,10 @@
 import triton
 import triton.language as tl
 
+from sab.ops.triton.access import angles
 from sab.ops.triton.functions import cuts, keeps, slots_at
 from sab.ops.triton.large_parts import (
     also,
-    angles,
     apart,
     meet,
     microstate,

@@ -4,11 +4,11 @@
 import triton
 import triton.language as tl
 
+from sab.ops.triton.access import angles
 from sab.ops.triton.functions import keeps, slots_at
 from sab.ops.triton.large_parts import (
     NOWHERE,
     also,
-    angles,
     apart,
     linear,
     meet,

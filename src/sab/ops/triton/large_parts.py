@@ -1,8 +1,6 @@
 # type: ignore
 """What the kernels for large hidden sizes share: meetings of programs, products of tiles, selection."""
 
-import math
-
 import triton
 import triton.language as tl
 
@@ -10,8 +8,6 @@ from sab.ops.triton.functions import kept_row
 
 NOWHERE = tl.constexpr(1 << 30)
 """The slot of an empty place among the best."""
-RADIANS = tl.constexpr(2 * math.pi / 2**32)
-"""The angle of one of the 2**32 parts of a full turn."""
 
 
 @triton.jit
@@ -115,16 +111,6 @@ def apart(sums):
 
 
 # The memory
-
-
-@triton.jit
-def angles(step, column, rate, real: tl.constexpr):
-    """Cosines and sines of the angles by which a step turns columns of these rates, for `turned`. A sine has the sign
-    with which it is multiplied there."""
-    # The product modulo a full turn is exact at any step. As a signed number it is between -π and π.
-    angle = (wide(step) * rate).to(tl.int32).to(real) * RADIANS
-    sine = tl.sin(angle)
-    return tl.cos(angle), tl.where(column % 2 == 0, -sine, sine)
 
 
 @triton.jit

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import get, put
+from sab.ops.triton.access import angles, get, put
 from sab.ops.triton.functions import cuts, keeps, slots_at
 from sab.ops.triton.small_forward import load_gates
 from sab.ops.triton.small_parts import (
@@ -14,7 +14,6 @@ from sab.ops.triton.small_parts import (
     resident,
     rows_of,
     streamed,
-    turn_of,
     turned,
 )
 
@@ -167,7 +166,7 @@ def backward_kernel(
                 q = tl.load(query + query_t + unit, mask=there, other=0)
 
         if NORMALISES:
-            cosine, sine = turn_of(rates, seen + t, unit, DTYPE)
+            cosine, sine = angles(seen + t, unit, rates, DTYPE)
 
         # Keep.
         dh = arriving + chain

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import put
+from sab.ops.triton.access import angles, put
 from sab.ops.triton.functions import keeps, slots_at
 from sab.ops.triton.small_parts import (
     eight_of,
@@ -16,7 +16,6 @@ from sab.ops.triton.small_parts import (
     resident,
     rows_of,
     streamed,
-    turn_of,
     turned,
 )
 from sab.ops.triton.small_select import (
@@ -146,7 +145,7 @@ def forward_kernel(
         next_x = load_gates(next_gates, unit, more, n, GATES, DTYPE)
 
         if NORMALISES:
-            cosine, sine = turn_of(rates, seen + t, unit, DTYPE)
+            cosine, sine = angles(seen + t, unit, rates, DTYPE)
         if (K > 0) and (not NUMBERS):
             used = slots_at(seen + t, seen, first_slots, k_att)
             own_keys = keys + row * slots * d

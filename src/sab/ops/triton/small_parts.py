@@ -98,14 +98,6 @@ def inverse_length(x, size: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):
 
 
 @triton.jit
-def turn_of(rates, step, unit, DTYPE: tl.constexpr):
-    """Cosine and signed sine of the angles by which entries are turned at a step; see `sab.parts.scorers.turn`."""
-    TURN: tl.constexpr = 2 * 3.141592653589793 / 4294967296
-    angle = ((rates.to(tl.int64) * step) & 0xFFFFFFFF).to(DTYPE) * TURN
-    return tl.cos(angle), tl.sin(angle) * tl.where(unit % 2 == 0, -1.0, 1.0)
-
-
-@triton.jit
 def turned(x, cosine, sine):
     """A vector [P / 16, 16] whose pairs of entries are turned; with -sine they are turned back."""
     even, odd = tl.split(x.reshape(x.shape[0], 8, 2))
