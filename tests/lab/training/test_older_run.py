@@ -32,7 +32,7 @@ def inputs() -> Tensor:
 
 
 def close(actual: Tensor, expected: list[Any]) -> bool:
-    return torch.allclose(actual, torch.tensor(expected), rtol=0, atol=1e-6)
+    return torch.allclose(actual, torch.tensor(expected), rtol=0, atol=1e-5)
 
 
 def test_its_configuration_is_that_of_its_time() -> None:
@@ -59,7 +59,8 @@ def test_its_outputs_and_metrics_are_what_they_were(inputs: Tensor) -> None:
     result = run.result()
     assert result is not None
     metrics = evaluate_fully(model, run.config.task, run.config.training)
-    assert metrics == pytest.approx(result.metrics, abs=1e-6)
+    # Another processor adds in another order: an answer on the edge may change, and with it a share of 1 in 1,280.
+    assert metrics == pytest.approx(result.metrics, abs=2e-3)
     assert sab.trace(model, inputs).weights.shape[0] > 0
 
 
