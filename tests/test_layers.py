@@ -433,6 +433,15 @@ def test_torch_compile_gives_the_same(backend: str) -> None:
 
 
 @IGNORE_WARNING_INSIDE_COMPILER
+def test_torch_compile_takes_a_layer_that_has_not_run_yet_as_one_graph() -> None:
+    torch._dynamo.reset()
+    layer = make_layer("gru", 3, 4, 2, k_top=2)
+    x = randn(7, 2, 3)
+    compiled: Any = torch.compile(layer, backend="eager", fullgraph=True)
+    assert_close(compiled(x)[0], layer(x)[0])
+
+
+@IGNORE_WARNING_INSIDE_COMPILER
 def test_torch_compile_with_state_lengths_and_attention() -> None:
     torch._dynamo.reset()
     layer = randomize(make_layer("gru", 3, 4, 2, k_top=2))

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
@@ -113,6 +113,7 @@ class SABLayer(nn.Module):
             for name, shape in shapes.items():
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
             self._names.append([name + suffix if name in shapes else None for name in _PARAMETERS])
+        self._key_size = key_size(self._weights(0), self.config)
         self._has_warned = self._is_bounded()
         self.reset_parameters()
 
@@ -143,10 +144,6 @@ class SABLayer(nn.Module):
         if INCORPORATIONS[config.incorporate].has_weights:
             shapes |= {"incorporate_weight": (n, 2 * n), "incorporate_bias": (n,)}
         return shapes
-
-    @cached_property
-    def _key_size(self) -> int:
-        return key_size(self._weights(0), self.config)
 
     @property
     def _directions(self) -> int:
@@ -370,7 +367,8 @@ class SABLayer(nn.Module):
             )
         if module.proj_size > 0:
             raise UserValueError(f"module must have proj_size 0; got {module.proj_size}.", "module")
-        if INCORPORATIONS.get(options.get("incorporate", SABConfig.incorporate), INCORPORATIONS["add"]).set_share:
+        gated = [name for name, part in INCORPORATIONS.items() if part.set_share is not None]
+        if options.get("incorporate", SABConfig.incorporate) in gated:
             options = {"initial_gate": NEUTRAL_GATE, **options}
         layer = cls(**_constructor_arguments(module), **options)
         with torch.no_grad():

@@ -80,6 +80,10 @@ def make_plan(
     return Plan(cell, config, seen, steps, batch, w_hh.shape[1], key_size, first_slots, slots)
 
 
+_turn_rates: dict[tuple[int, torch.device], Tensor] = {}
+"""Those that were made, by key size and device."""
+
+
 def turn_rates_of(plan: Plan, device: torch.device) -> Tensor | None:
     """By how much entries of keys and queries are turned a step, [d], int32; None where they are not."""
     if plan.config.k_top == 0 or not SCORERS[str(plan.config.scorer)].normalises:
@@ -96,10 +100,6 @@ def turn_rates_of(plan: Plan, device: torch.device) -> Tensor | None:
         return rates
     _turn_rates[key] = torch.tensor(turn_rates(plan.key_size), dtype=torch.int32, device=device)
     return _turn_rates[key]
-
-
-_turn_rates: dict[tuple[int, torch.device], Tensor] = {}
-"""Those that were made, by key size and device."""
 
 
 @lru_cache(maxsize=256)

@@ -21,7 +21,8 @@ from sab.parts.pointwise import pointwise, tanh
 SLOWEST = 0.01
 """Radians a step by which the slowest of the turned pairs is turned, about; the fastest is turned by 1."""
 SMALLEST_SQUARE = 1e-5
-"""Added to the mean square of a vector's entries before it is brought to length 1: so 0 stays 0, and has a slope."""
+"""Added to the mean square of a vector's entries before it is brought to length 1, so that 0 stays 0 and its gradient
+is finite."""
 
 
 class ScorerWeights(NamedTuple):
@@ -230,8 +231,9 @@ def turn(x: Tensor, step: Tensor) -> Tensor:
     d = x.shape[-1]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     rates, entry = torch.tensor(turn_rates(d), device=x.device), torch.arange(d, device=x.device)
-    angle = (((step.unsqueeze(-1) * rates) % 2**32).double() * (2 * math.pi / 2**32)).to(wide.dtype)
-    other = torch.where(rates != 0, entry ^ 1, entry)
+    turns = (step.unsqueeze(-1) * rates + 2**31) % 2**32 - 2**31  # less than half a turn either way
+    angle = turns.to(wide.dtype) * (2 * math.pi / 2**32)
+    other = torch.where(rates != 0, entry ^ 1, entry)  # the other entry of a pair
     return (wide * angle.cos() + (entry % 2 * 2 - 1) * wide[..., other] * angle.sin()).to(x.dtype)
 
 
