@@ -6,9 +6,13 @@ which is why `pyproject.toml` bounds its version. Each comment states what a nam
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _C: Any = torch._C
 _autograd: Any = getattr(_C, "_autograd", None)
@@ -50,6 +54,21 @@ _AUTOCAST_KEYS = {
     for device, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU"))
     if _exclude is not None and hasattr(_C.DispatchKey, key)
 }
+
+
+def constant_result(function: FunctionT) -> FunctionT:
+    """Let torch.compile call a function once, while it traces, and take its result as a constant.
+
+    This is `torch.compiler.assume_constant_result` without the import of torch's compiler, which takes as long as that
+    of torch. Without the name: torch.compile traces the function, and fails where it reads files.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+def is_compiler_loaded() -> bool:
+    """Whether torch's compiler is imported, so that something may be compiled."""
+    return "torch._dynamo" in sys.modules
 
 
 def is_observed() -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.ops import operation, reference
@@ -45,7 +46,7 @@ def _triton_unsupported(
     return engine_named("triton").unsupported(x, state, weights, cell_name, config)
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def triton_unavailable() -> str | None:
     """Why there are no Triton kernels, or None where there are."""
     return _triton_unavailable()
@@ -62,13 +63,25 @@ def _triton_unavailable() -> str | None:
     return None
 
 
-# Dynamo would unroll the loop over time, which takes minutes to compile.
-_uncompiled_reference: Any = torch.compiler.disable(reference.run, reason="it is a loop over time")
+def _run_reference(*arguments: Any) -> LayerResult:
+    return _reference()(*arguments)
+
+
+@torch_private.constant_result
+def _reference() -> Any:
+    """The reference, hidden from torch's compiler once that is loaded: it would unroll the loop, which takes minutes."""
+    return _uncompiled_reference() if torch_private.is_compiler_loaded() else reference.run
+
+
+@cache
+def _uncompiled_reference() -> Any:
+    return torch.compiler.disable(reference.run, reason="it is a loop over time")
+
 
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(partial(operation.run, "triton"), _triton_unsupported),
     "cpu": Backend(partial(operation.run, "cpu"), cpu.unsupported),
-    "reference": Backend(_uncompiled_reference, lambda *arguments: None),
+    "reference": Backend(_run_reference, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.config import SABConfig
 from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
@@ -39,7 +40,7 @@ def unsupported(
     return no_plan(x, state, weights) or _missing(*config.part_names(cell_name))
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
     """Why there is no library with these parts, or None where there is one."""
     names = cell, scorer, *others

@@ -19,8 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
+from sab import torch_private
 from sab.ops.cpu.arguments import Arguments
 from sab.parts import registry
 
@@ -71,7 +70,7 @@ def library() -> Library:
     return found
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def unavailable() -> str | None:
     """Why `library` cannot be had, or None where it can."""
     found = _find()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.config import SABConfig
 from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
@@ -45,7 +46,7 @@ def unsupported(
     return no_plan(x, state, weights)
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
     """Why there are no kernels with these parts, or None where there are."""
     missing = registry.first_missing((cell, scorer, *others), _provides)
