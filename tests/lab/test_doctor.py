@@ -17,7 +17,7 @@ from sab.lab import cli, data, doctor
 from sab.lab.doctor import Finding, examine
 from sab.lab.extras import EXTRAS
 from sab.ops import dispatch
-from sab.ops.cpu import loader
+from sab.ops.cpu import build, loader
 
 Capture = pytest.CaptureFixture[str]
 
@@ -99,6 +99,8 @@ def test_a_backend_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: Capture) 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "PACKAGED", "none.so")
     loader._find.cache_clear()
     yield
     loader._find.cache_clear()

@@ -69,7 +69,7 @@ def _run_reference(*arguments: Any) -> LayerResult:
 
 @torch_private.constant_result
 def _reference() -> Any:
-    """The reference, hidden from torch's compiler once that is loaded: it would unroll the loop, which takes minutes."""
+    """The reference, hidden from torch's compiler once that is loaded: it would unroll the loop for minutes."""
     return _uncompiled_reference() if torch_private.is_compiler_loaded() else reference.run
 
 
@@ -140,7 +140,7 @@ def _triton_here() -> tuple[bool, str]:
 
 def _cpu_here() -> tuple[bool, str]:
     reason = loader.unavailable()
-    return (True, f"compiled with {loader.compiler()}") if reason is None else (False, reason)
+    return (True, loader.library().origin) if reason is None else (False, reason)
 
 
 @cache
