@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = "sab"
 LIBRARY = {
     "errors": "",
+    "extras": "",
     "torch_private": "",
     "state": "errors",
     "parts": "errors state",
@@ -23,13 +24,12 @@ LIBRARY = {
     "ops": "errors torch_private state parts config",
     "layers": "errors torch_private state parts config inputs ops",
     "tracing": "errors state parts config inputs ops layers",
-    "plot": "errors state config tracing",
+    "plot": "errors extras state config tracing",
     "sab": "errors state config layers tracing plot",
 }
-SHARED = "lab.files lab.locks lab.stored lab.extras"
+SHARED = "lab.files lab.locks lab.stored"
 LAB = {
     "lab": "",
-    "lab.extras": "",
     "lab.files": "",
     "lab.locks": "lab.files",
     "lab.stored": "lab.files",
@@ -41,7 +41,7 @@ LAB = {
     "lab.report": f"{SHARED} lab.data lab.tasks lab.models lab.training lab.experiments",
     "lab.doctor": f"{SHARED} lab.data",
     "lab.commands": f"{SHARED} lab.data lab.tasks lab.models lab.training lab.experiments lab.report lab.doctor",
-    "lab.cli": "lab.extras lab.commands lab.doctor",
+    "lab.cli": "lab.commands lab.doctor",
 }
 """What each room of the laboratory imports of it; besides it may import all of the library."""
 ENTRY_POINT = "__main__"

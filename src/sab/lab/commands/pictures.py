@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from sab.errors import UserValueError
-from sab.lab.commands.exits import DONE
 from sab.lab.commands.parsing import Picture, RunFolder, RunFolders
 from sab.lab.files import writing
 from sab.lab.training import Run
+from sab_cli.exits import DONE
 
 
 def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:

@@ -9,14 +9,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import tyro
 from rich.console import Console
 
 from sab.config import SABConfig
 from sab.errors import UserValueError, check_choice
-from sab.lab.commands.exits import DIVERGED, DONE
 from sab.lab.commands.parsing import parse, parse_seeds
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import TASKS, Task
@@ -28,6 +27,7 @@ from sab.lab.training.loop import seed_folder
 from sab.lab.training.progress import progress_for, progress_for_each, show_headline
 from sab.lab.training.run import Result
 from sab.parts.registry import SCORERS
+from sab_cli.exits import DIVERGED, DONE
 
 TaskT = TypeVar("TaskT", bound=Task)
 
@@ -170,11 +170,15 @@ REGISTRY.primitive_rule(_named_scorer)
 
 def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:
     """The options, where those that are not given are as in `default`."""
-    return parse(
-        TrainOptions[type(default.task)],
-        arguments,
-        prog=f"sab train {name}",
-        default=TrainOptions(default.task, default.model, default.training),
-        config=(tyro.conf.OmitArgPrefixes,),
-        registry=REGISTRY,
-    )
+    options = parser_options(default)
+    return parse(options.pop("f"), arguments, prog=f"sab train {name}", **options)
+
+
+def parser_options(default: RunConfig) -> dict[str, Any]:
+    """What makes tyro's parser of a task's options."""
+    return {
+        "f": TrainOptions[type(default.task)],
+        "default": TrainOptions(default.task, default.model, default.training),
+        "config": (tyro.conf.OmitArgPrefixes,),
+        "registry": REGISTRY,
+    }

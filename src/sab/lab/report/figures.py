@@ -13,6 +13,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from sab.extras import require
+
+require("matplotlib")
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

@@ -38,6 +38,8 @@ logger = logging.getLogger("sab")
 SYMBOLS = "sab_arguments_size sab_parts".split()
 SYMBOLS += [f"sab_{name}_{kind}" for name in "columns pack forward backward".split() for kind in ("float", "double")]
 """The functions that a library must have."""
+PACKAGED = "compiled in the wheel"
+"""Where a wheel's library comes from, in words."""
 LONGEST_WAIT = 120.0
 """Seconds after which a process that waits for another one's compiler starts its own."""
 
@@ -145,7 +147,7 @@ def _packaged() -> Library | None:
     if not path.is_file() or ("SAB_CPU_ARCH" in os.environ and build.ARCHITECTURE not in build.VARIANTS):
         return None
     try:
-        return Library(path, "compiled in the wheel")
+        return Library(path, PACKAGED)
     except LibraryUnavailable as error:
         logger.warning("the CPU kernels of the wheel are not used: %s", error)
         return None
