@@ -193,11 +193,8 @@ def short_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def stub_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command is parsed as ever, and does nothing."""
     kind, _, below = name.partition(" ")
-    if kind == "data":
-        monkeypatch.setattr(datasets, f"data_{below}", nothing(getattr(datasets, f"data_{below}")))
-    else:
-        commands = pictures.PLOTS if below else cli.COMMANDS
-        monkeypatch.setitem(commands, below or kind, nothing(commands[below or kind]))
+    commands = {"data": datasets.COMMANDS, "plot": pictures.PLOTS}[kind] if below else cli.COMMANDS
+    monkeypatch.setitem(commands, below or kind, nothing(commands[below or kind]))
 
 
 def nothing(command: Callable[..., int]) -> Callable[..., int]:
