@@ -66,6 +66,12 @@ def constant_result(function: FunctionT) -> FunctionT:
     return function
 
 
+# A function that torch.compile does not look into: `torch.compiler.disable`, which imports torch's compiler when the
+# function is first called and not when it is made. There is no way without it: the import fails, with its name.
+uncompiled: Any = torch._disable_dynamo
+
+
+@constant_result
 def is_compiler_loaded() -> bool:
     """Whether torch's compiler is imported, so that something may be compiled."""
     return "torch._dynamo" in sys.modules

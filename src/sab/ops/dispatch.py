@@ -63,19 +63,12 @@ def _triton_unavailable() -> str | None:
     return None
 
 
+# torch's compiler would unroll the loop over time, which takes minutes.
+_uncompiled_reference: Any = torch_private.uncompiled(reference.run)
+
+
 def _run_reference(*arguments: Any) -> LayerResult:
-    return _reference()(*arguments)
-
-
-@torch_private.constant_result
-def _reference() -> Any:
-    """The reference, hidden from torch's compiler once that is loaded: it would unroll the loop for minutes."""
-    return _uncompiled_reference() if torch_private.is_compiler_loaded() else reference.run
-
-
-@cache
-def _uncompiled_reference() -> Any:
-    return torch.compiler.disable(reference.run, reason="it is a loop over time")
+    return (_uncompiled_reference if torch_private.is_compiler_loaded() else reference.run)(*arguments)
 
 
 BACKENDS: dict[str, Backend] = {
