@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+import torch._compile
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -68,7 +69,7 @@ def constant_result(function: FunctionT) -> FunctionT:
 
 # A function that torch.compile does not look into: `torch.compiler.disable`, which imports torch's compiler when the
 # function is first called and not when it is made. There is no way without it: the import fails, with its name.
-uncompiled: Any = torch._disable_dynamo
+uncompiled: Any = torch._compile._disable_dynamo
 
 
 @constant_result
