@@ -168,6 +168,7 @@ class SABLayer(nn.Module):
             self.config.k_top > 0,
             self._key_size,
             self._dtype,
+            self.weight_hh_l0.device,
         )
 
     def reset_parameters(self) -> None:
