@@ -13,8 +13,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sab
 from sab.ops import arguments, dispatch, engines, precision
 from sab.ops import plan as plans
 from sab.ops.buffers import Buffers, Outside, Work
@@ -439,6 +441,104 @@ def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
     assert layer(x, lengths=[5, 4, 5])[1]._seen is None
     assert dataclasses.replace(state, steps=state.steps + 1)._seen is None
     assert layer(x[:, 0])[1]._seen == 5
+
+
+def test_weights_with_the_negative_bit() -> None:
+    """As a parametrization can give them: torch has put off to negate them."""
+    layer, x = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, max_microstates=3)), randn(6, 2, 3)
+    leaves = [parameter.detach().requires_grad_() for parameter in layer.parameters()]
+    negate_later: Any = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
+    negative = [negate_later(-leaf) for leaf in leaves]
+    assert all(weight.is_neg() and weight.is_contiguous() for weight in negative)
+    given = dict(zip(dict(layer.named_parameters()), negative, strict=True))
+    output, state = torch.func.functional_call(layer, given, (x,))
+    expected, expected_state = layer(x)
+    assert_close(output, expected)
+    assert_close(state.keys, expected_state.keys)
+    for one, other in zip(gradients([output], leaves), gradients([expected], list(layer.parameters())), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("weight_hh_l0", (16, 3)), ("bias_hh_l0", (7,)), ("attn_w_query_l0", (3, 4)), ("attn_v_l0", (2,)),
+     ("attn_bias_l0", (3,)), ("incorporate_weight_l0", (4, 7)), ("incorporate_bias_l0", (1,))],
+)  # fmt: skip
+def test_weights_of_another_size_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    """`functional_call` takes any; the compiled loops would read past their ends."""
+    layer, x = make_layer("lstm", 3, 4, k_top=2, k_att=1, backend="cpu"), randn(6, 2, 3)
+    with pytest.raises((ValueError, RuntimeError), match=r"must be of shape|size"):
+        torch.func.functional_call(layer, {name: torch.zeros(shape, dtype=DOUBLE)}, (x,))
+
+
+def test_the_operation_by_itself_refuses_what_does_not_fit() -> None:
+    call = Call(scorer="mlp", first_slots=2, lengths=[7, 3, 5])
+    flat = call.arguments()
+    names = [*arguments.INPUTS, *arguments.Options._fields]
+    torch.ops.sab.recurrence.default(*flat)
+    wrong: dict[str, Any] = {
+        "seen": 2**62,
+        "lengths": torch.tensor([[7, 0], [3, 0], [5, 0]])[:, 0],
+        "microstates": randn(3, 1, 5),
+        "keys": randn(3, 2, 1),
+        "h": randn(1, 5),
+    }
+    for name, value in wrong.items():
+        place = names.index(name)
+        with pytest.raises((ValueError, RuntimeError), match=name):
+            torch.ops.sab.recurrence.default(*flat[:place], value, *flat[place + 1 :])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's own forward mode
+@pytest.mark.parametrize("scorer", ["cosine", "mlp", "affine"])
+def test_forward_mode_gradients_are_those_of_backward_mode(scorer: str) -> None:
+    layer = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, k_trunc=3, scorer=scorer)).requires_grad_(False)
+    x, tangent = randn(8, 2, 3), randn(8, 2, 3, seed=5)
+    weights = randn(8, 2, 4, seed=6)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((layer(leaf)[0] * weights).sum(), leaf)
+    with forward_ad.dual_level():
+        output = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))[0])
+        assert output.tangent is not None
+        assert_close((output.tangent * weights).sum(), (gradient * tangent).sum())
+        layer.config = dataclasses.replace(layer.config, backend="cpu")
+        with pytest.raises(ValueError, match="'cpu' does not: forward-mode gradients are computed"):
+            layer(x)
+    layer.config = dataclasses.replace(layer.config, backend="auto")
+    by_func: Any = torch.func.jvp(lambda x: layer(x)[0], (x,), (tangent,))
+    assert_close(by_func[1], output.tangent)
+
+
+def test_the_operation_by_itself_has_no_forward_mode() -> None:
+    flat = Call(scorer="mlp", needs=False).arguments()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
+        torch.ops.sab.recurrence.default(*flat)
+
+
+@pytest.mark.parametrize("name", ["h", "c", "microstates", "keys", "numbers", "steps"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_that_is_changed_before_the_backward_pass(backend: str, name: str) -> None:
+    """The compiled backends have copies of it; with the reference, torch sees where a number was needed."""
+    layer, x = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, backend=backend)), randn(6, 2, 3)
+    before = layer(x)[1].detach()
+
+    def found(change: bool) -> list[Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (before.h, before.c, before.microstates, before.keys)]
+        h, c, microstates, keys = (leaf * 1 for leaf in leaves)
+        state = sab.SABState(h, c, microstates, keys, before.numbers.clone(), before.steps.clone())
+        output, end = layer(x, state)
+        if change:
+            with torch.no_grad():
+                getattr(state, name).fill_(1)
+        return gradients([output, end.h, end.microstates], [*leaves, *layer.parameters()])
+
+    expected = found(False)
+    if backend == "reference" and name in ("h", "c", "microstates"):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            found(True)
+    else:
+        for one, other in zip(found(True), expected, strict=True):
+            assert_close(one, other)
 
 
 class TestTF32:

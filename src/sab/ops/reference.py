@@ -75,7 +75,10 @@ def run(
         torch.stack([read.weights for read in reads]),
         torch.stack([read.summary for read in reads]),
     )
-    ends, memory = Ends(h, c), LayerMemory(microstates, keys, numbers)
+    memory = LayerMemory(microstates, keys, numbers)
+    if numbers is state.numbers:  # nothing was kept: what the caller passed in is theirs to change
+        memory = LayerMemory(*(tensor.clone() for tensor in memory))
+    ends = Ends(h, c)
     return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
 
 
