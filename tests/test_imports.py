@@ -17,7 +17,7 @@ LIBRARY = {
     "errors": "",
     "extras": "",
     "torch_private": "",
-    "state": "errors",
+    "state": "errors torch_private",
     "parts": "errors state",
     "config": "errors parts",
     "inputs": "errors state config ops",

@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sab
@@ -22,7 +23,18 @@ from sab.ops.buffers import Buffers, Outside, Work
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from tests.comparing import distances_of_scores, selects_surely
-from tests.ops.cases import BACKENDS, DOUBLE, assert_close, cases, gradients, make_layer, randn, randomize, weighted_sum
+from tests.ops.cases import (
+    BACKENDS,
+    DOUBLE,
+    assert_close,
+    cases,
+    gradients,
+    make_layer,
+    randn,
+    randomize,
+    run,
+    weighted_sum,
+)
 
 FAST = [name for name in BACKENDS if name != "reference"]
 needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
@@ -164,7 +176,7 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
             # Lengths only at the end: rows that have seen different numbers of steps are the reference's alone.
             lengths = case.lengths if piece == pieces - 1 else None
             with distances_of_scores() as distances:
-                output, state, attention = layer(x, state, lengths=lengths, return_attention=True)
+                output, state, attention = run(layer, x, state, lengths=lengths, return_attention=True)
             assume(distances.certain())
             keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
             seen += [output, *state, state.microstates, keys, attention.weights, attention.summary]
@@ -196,7 +208,7 @@ def test_a_fresh_state_is_one_of_zeros(backend: str, steps: int, cell: str, opti
     for name in ("reference", backend):
         layer = randomize(make_layer(cell, 3, 4, k_att=2, k_trunc=3, backend=name, **options))
         x = randn(steps, 3, 3).requires_grad_()
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         zeros = torch.zeros_like(state.h)
         assert selects_surely(layer, x)
         assert_close(layer(x, (zeros, zeros) if cell == "lstm" else zeros)[0], output)
@@ -215,11 +227,11 @@ class Compiled:
         self.layer = randomize(make_layer(cell, 3, 5, 2, **options))
         self.compiled: Any = torch.compile(self.layer, fullgraph=True, backend=compiler)
 
-    def check(self, hx: Any = None, **options: Any) -> sab.SABState:
+    def check(self, hx: Any = None, **options: Any) -> Any:
         x = randn(9, 4, 3).requires_grad_()
         found = []
         for layer in (self.layer, self.compiled):
-            output, state = layer(x, hx, **options)
+            output, state = run(layer, x, hx, **options)
             outputs = [output, *state, state.microstates, state.keys]
             leaves = [x, *self.layer.parameters()]
             found.append([*outputs, *torch.autograd.grad(weighted_sum(outputs), leaves)])
@@ -363,7 +375,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(
     exact.load_state_dict(layer.state_dict())
     x = randn(9, 4, 3).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         piece, _ = layer(x, state)
     wide = x.detach().double().requires_grad_()
     expected, expected_state = exact(wide)
@@ -407,7 +419,7 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     layer = make_layer(cell, 3, 4, 2, k_top=2, bidirectional=True, device="meta", backend="triton")
     x = torch.empty(7, 2, 3, device="meta", dtype=DOUBLE, requires_grad=True)
     with Crossings() as crossings:
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         output.sum().backward()
         layer(x, state.detach())[0].sum().backward()
         layer(x, layer.compact(state.detach().select(slice(0, 2))))
@@ -429,6 +441,104 @@ def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
     assert layer(x, lengths=[5, 4, 5])[1]._seen is None
     assert dataclasses.replace(state, steps=state.steps + 1)._seen is None
     assert layer(x[:, 0])[1]._seen == 5
+
+
+def test_weights_with_the_negative_bit() -> None:
+    """As a parametrization can give them: torch has put off to negate them."""
+    layer, x = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, max_microstates=3)), randn(6, 2, 3)
+    leaves = [parameter.detach().requires_grad_() for parameter in layer.parameters()]
+    negate_later: Any = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
+    negative = [negate_later(-leaf) for leaf in leaves]
+    assert all(weight.is_neg() and weight.is_contiguous() for weight in negative)
+    given = dict(zip(dict(layer.named_parameters()), negative, strict=True))
+    output, state = torch.func.functional_call(layer, given, (x,))
+    expected, expected_state = layer(x)
+    assert_close(output, expected)
+    assert_close(state.keys, expected_state.keys)
+    for one, other in zip(gradients([output], leaves), gradients([expected], list(layer.parameters())), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("weight_hh_l0", (16, 3)), ("bias_hh_l0", (7,)), ("attn_w_query_l0", (3, 4)), ("attn_v_l0", (2,)),
+     ("attn_bias_l0", (3,)), ("incorporate_weight_l0", (4, 7)), ("incorporate_bias_l0", (1,))],
+)  # fmt: skip
+def test_weights_of_another_size_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    """`functional_call` takes any; the compiled loops would read past their ends."""
+    layer, x = make_layer("lstm", 3, 4, k_top=2, k_att=1, backend="cpu"), randn(6, 2, 3)
+    with pytest.raises((ValueError, RuntimeError), match=r"must be of shape|size"):
+        torch.func.functional_call(layer, {name: torch.zeros(shape, dtype=DOUBLE)}, (x,))
+
+
+def test_the_operation_by_itself_refuses_what_does_not_fit() -> None:
+    call = Call(scorer="mlp", first_slots=2, lengths=[7, 3, 5])
+    flat = call.arguments()
+    names = [*arguments.INPUTS, *arguments.Options._fields]
+    torch.ops.sab.recurrence.default(*flat)
+    wrong: dict[str, Any] = {
+        "seen": 2**62,
+        "lengths": torch.tensor([[7, 0], [3, 0], [5, 0]])[:, 0],
+        "microstates": randn(3, 1, 5),
+        "keys": randn(3, 2, 1),
+        "h": randn(1, 5),
+    }
+    for name, value in wrong.items():
+        place = names.index(name)
+        with pytest.raises((ValueError, RuntimeError), match=name):
+            torch.ops.sab.recurrence.default(*flat[:place], value, *flat[place + 1 :])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's own forward mode
+@pytest.mark.parametrize("scorer", ["cosine", "mlp", "affine"])
+def test_forward_mode_gradients_are_those_of_backward_mode(scorer: str) -> None:
+    layer = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, k_trunc=3, scorer=scorer)).requires_grad_(False)
+    x, tangent = randn(8, 2, 3), randn(8, 2, 3, seed=5)
+    weights = randn(8, 2, 4, seed=6)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((layer(leaf)[0] * weights).sum(), leaf)
+    with forward_ad.dual_level():
+        output = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))[0])
+        assert output.tangent is not None
+        assert_close((output.tangent * weights).sum(), (gradient * tangent).sum())
+        layer.config = dataclasses.replace(layer.config, backend="cpu")
+        with pytest.raises(ValueError, match="'cpu' does not: forward-mode gradients are computed"):
+            layer(x)
+    layer.config = dataclasses.replace(layer.config, backend="auto")
+    by_func: Any = torch.func.jvp(lambda x: layer(x)[0], (x,), (tangent,))
+    assert_close(by_func[1], output.tangent)
+
+
+def test_the_operation_by_itself_has_no_forward_mode() -> None:
+    flat = Call(scorer="mlp", needs=False).arguments()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
+        torch.ops.sab.recurrence.default(*flat)
+
+
+@pytest.mark.parametrize("name", ["h", "c", "microstates", "keys", "numbers", "steps"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_that_is_changed_before_the_backward_pass(backend: str, name: str) -> None:
+    """The compiled backends have copies of it; with the reference, torch sees where a number was needed."""
+    layer, x = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, backend=backend)), randn(6, 2, 3)
+    before = layer(x)[1].detach()
+
+    def found(change: bool) -> list[Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (before.h, before.c, before.microstates, before.keys)]
+        h, c, microstates, keys = (leaf * 1 for leaf in leaves)
+        state = sab.SABState(h, c, microstates, keys, before.numbers.clone(), before.steps.clone())
+        output, end = layer(x, state)
+        if change:
+            with torch.no_grad():
+                getattr(state, name).fill_(1)
+        return gradients([output, end.h, end.microstates], [*leaves, *layer.parameters()])
+
+    expected = found(False)
+    if backend == "reference" and name in ("h", "c", "microstates"):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            found(True)
+    else:
+        for one, other in zip(found(True), expected, strict=True):
+            assert_close(one, other)
 
 
 class TestTF32:
