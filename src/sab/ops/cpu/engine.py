@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.ops import precision
-from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
+from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
 from sab.ops.plan import Plan, turn_rates_of, unfit
@@ -74,10 +74,13 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
         packed["w_query"] = _pack(weights.w_query, transposed=True)
         packed["w_memory"] = _pack(weights.w_memory, transposed=True)
-    scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh))}
+    scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(plan, weights)}
     if weights.w_incorporate is not None:
         packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
+    if weights.norm_ih is not None:
+        joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
+        scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
     arguments.set(**buffers._asdict(), **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
     _run("forward", store.dtype, arguments, w_hh.nbytes)
 
@@ -93,6 +96,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         packed["w_query_back"] = _pack(weights.w_query, transposed=False)
         packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
     scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat")}
+    scratch |= _masked(plan, weights)
     if weights.w_incorporate is not None:
         packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
@@ -127,11 +131,21 @@ def _arguments(plan: Plan, weights: Weights) -> Arguments:
         incorporation=incorporation,
         scorer_bias=bias,
         v=weights.v,
+        norm_ih=weights.norm_ih,
+        norm_hh=weights.norm_hh,
+        norm_c_weight=weights.norm_c_weight,
+        norm_c_bias=weights.norm_c_bias,
+        h_mask=weights.h_mask,
     )
     if plan.is_affine:
         arguments.set(w_query=weights.w_query, w_memory=weights.w_memory)
     arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
+
+
+def _masked(plan: Plan, weights: Weights) -> dict[str, Tensor]:
+    """Scratch for the masked hidden states of a step, or their gradients, where there is a mask."""
+    return {} if weights.h_mask is None else {"masked": weights.w_hh.new_empty(plan.batch, plan.n)}
 
 
 def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int) -> None:
