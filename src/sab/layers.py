@@ -44,7 +44,9 @@ class SABLayer(nn.Module):
     _torch_class: ClassVar[type[nn.RNNBase] | None] = None
     """The layer of `torch.nn` with this cell, if there is one."""
     weight_hh_l0: nn.Parameter
-    recurrent_dropout = 0.0
+    recurrent_dropout: float = 0.0
+    """The probability, in training, that a hidden unit is kept from the recurrent product: at all steps of a call
+    alike, and drawn for each row, layer and direction."""
     _has_warned = True
     """Whether growing hidden states have been warned about, or cannot grow."""
 
@@ -439,21 +441,22 @@ class SABLayer(nn.Module):
 
 
 class SABLSTM(SABLayer):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
+    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options but for
+    `recurrent_dropout`."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
 class SABGRU(SABLayer):
-    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
+    """`torch.nn.GRU` with a memory of its hidden states; the keyword-only options are those of `SABLSTM`."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
 class SABRNN(SABLayer):
-    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` documents the other `options`."""
+    """`torch.nn.RNN` with a memory of its hidden states; the other `options` are those of `SABLSTM`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN

@@ -168,8 +168,8 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
     normed: Any = {}
     if plan.config.layer_norm:
-        normed = {name: torch.empty_like(gates) for name in ("x_normed", "h_normed")}
-        normed |= {name: new((steps, batch)) for name in ("x_scale", "h_scale")}
+        normed = {name: torch.empty_like(gates, dtype=kept) for name in ("x_normed", "h_normed")}
+        normed |= {name: new((steps, batch), dtype=kept) for name in ("x_scale", "h_scale")}
     if k_top == 0:
         found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
         return Buffers._make(map((found | {"lengths": lengths, "packed": packed} | normed).get, Buffers._fields))
