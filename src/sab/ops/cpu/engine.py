@@ -145,7 +145,10 @@ def _arguments(plan: Plan, weights: Weights) -> Arguments:
 
 def _masked(plan: Plan, weights: Weights) -> dict[str, Tensor]:
     """Scratch for the masked hidden states of a step, or their gradients, where there is a mask."""
-    return {} if weights.h_mask is None else {"masked": weights.w_hh.new_empty(plan.batch, plan.n)}
+    if weights.h_mask is None:
+        return {}
+    assert weights.h_mask.shape == (plan.batch, plan.n)  # the loops would read what is not there
+    return {"masked": torch.empty_like(weights.h_mask)}
 
 
 def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int) -> None:
