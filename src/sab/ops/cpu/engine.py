@@ -78,7 +78,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     if weights.w_incorporate is not None:
         packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
-    if weights.norm_ih is not None:
+    if plan.config.layer_norm:
         joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
         scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
     arguments.set(**buffers._asdict(), **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
@@ -131,16 +131,24 @@ def _arguments(plan: Plan, weights: Weights) -> Arguments:
         incorporation=incorporation,
         scorer_bias=bias,
         v=weights.v,
-        norm_ih=weights.norm_ih,
-        norm_hh=weights.norm_hh,
-        norm_c_weight=weights.norm_c_weight,
-        norm_c_bias=weights.norm_c_bias,
         h_mask=weights.h_mask,
     )
+    if plan.config.layer_norm:
+        arguments.set(**_norms(plan, weights))
     if plan.is_affine:
         arguments.set(w_query=weights.w_query, w_memory=weights.w_memory)
     arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
+
+
+def _norms(plan: Plan, weights: Weights) -> dict[str, Tensor]:
+    """The parameters of layer norm, all of them and of the right size: the loops would read what is not there."""
+    sizes = {"norm_ih": len(weights.w_hh), "norm_hh": len(weights.w_hh)}
+    if registry.CELLS[plan.cell].normalises_c:
+        sizes |= {"norm_c_weight": plan.n, "norm_c_bias": plan.n}
+    found = {name: getattr(weights, name) for name in sizes}
+    assert all(found[name] is not None and found[name].shape == (size,) for name, size in sizes.items())
+    return found
 
 
 def _masked(plan: Plan, weights: Weights) -> dict[str, Tensor]:
