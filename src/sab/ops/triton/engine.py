@@ -43,6 +43,10 @@ def unsupported(
         return "it has the sparse forward only"
     if config.k_top > LARGEST_K_TOP:
         return f"k_top is larger than {LARGEST_K_TOP}"
+    if config.layer_norm:
+        return "it has no layer_norm"
+    if weights.h_mask is not None:
+        return "it has no recurrent_dropout"
     return no_plan(x, state, weights)
 
 
@@ -103,4 +107,4 @@ def _complete(buffers: Buffers) -> Buffers:
     """The buffers with empty ones in the place of those that are not there."""
     empty = buffers.gates.new_empty(0)
     written = [empty if buffer is None else buffer for buffer in buffers.written]
-    return Buffers._make([*written, buffers.lengths, buffers.packed])
+    return Buffers(*written, lengths=buffers.lengths, packed=buffers.packed)
