@@ -24,6 +24,7 @@ LIBRARY = {
     "layers": "errors torch_private state parts config inputs ops",
     "tracing": "errors state parts config inputs ops layers",
     "plot": "errors state config tracing",
+    "estimators": "errors config layers tracing plot",
     "sab": "errors state config layers tracing plot",
 }
 SHARED = "lab.files lab.locks lab.stored lab.extras"
@@ -137,8 +138,8 @@ import sys, numpy, torch, torch._dynamo  # torch's compiler, which a decorator o
 before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
-packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray"}
-bad = [name for name in new if name.split(".")[0] in packages or name.startswith(("sab.lab", "sab.plot"))]
+packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sklearn", "sktime"}
+bad = [name for name in new if name.split(".")[0] in packages or name.startswith(("sab.lab", "sab.plot", "sab.estimators"))]
 assert not bad, bad
 """
 

@@ -1,11 +1,18 @@
 """The estimators for sktime: each wraps one of `sab.estimators` and takes all of sktime's forms of data.
 
-They need sktime, which is installed by itself: `pip install sktime`.
+They need `pip install sktime`.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
+
+try:
+    import sktime as _sktime  # noqa: F401
+except ModuleNotFoundError as missing:
+    if missing.name != "sktime":
+        raise
+    raise ModuleNotFoundError("sab.estimators.for_sktime needs sktime: pip install sktime", name="sktime") from None
 
 import pandas
 from numpy.typing import NDArray
