@@ -8,8 +8,8 @@ where the next piece goes on: `state.detach()` cuts the gradient and keeps what 
     python examples/accelerate_loop.py
     python examples/accelerate_loop.py --precision bf16
 
-It needs `pip install 'sab[examples]'`. Half of the epochs are trained, a checkpoint is saved, and a second training goes
-on from there. Accelerate clips gradients, chooses the device and the precision, as it does with `torch.nn.LSTM`.
+It needs `pip install 'sab[examples]'`. Half of the epochs are trained, a checkpoint is saved, and a second training
+goes on from there. Accelerate clips gradients, chooses the device and the precision, as with `torch.nn.LSTM`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -37,8 +39,8 @@ class Next(nn.Module):
         self.out = nn.Linear(HIDDEN, 1)
 
     def forward(self, x: Tensor, state: sab.SABState | None) -> tuple[Tensor, sab.SABState]:
-        hidden, state = self.rnn(x, state)
-        return x + self.out(hidden), state
+        hidden, after = self.rnn(x, state)
+        return x + self.out(hidden), after
 
 
 def load() -> tuple[Tensor, Tensor]:
@@ -47,13 +49,14 @@ def load() -> tuple[Tensor, Tensor]:
         warnings.simplefilter("ignore")  # sktime's own
         from sktime.datasets import load_electric_devices_segmentation
 
-        values = torch.tensor(load_electric_devices_segmentation()[0].to_numpy()).float()
+        measured: Any = load_electric_devices_segmentation()
+    values = torch.tensor(measured[0].to_numpy()).float()
     length = 3 * len(values) // 4 // ROWS
     training = values[: ROWS * length].view(ROWS, length, 1)
     return training, values[ROWS * length :].view(1, -1, 1)
 
 
-def read(model: nn.Module, series: Tensor):  # noqa: ANN201 (a generator of losses)
+def read(model: nn.Module, series: Tensor) -> Iterator[tuple[Tensor, int]]:
     """The loss of each piece, and how many steps it had; the state goes from piece to piece."""
     state = None
     for x, y in zip(series[:, :-1].split(PIECE, 1), series[:, 1:].split(PIECE, 1), strict=True):

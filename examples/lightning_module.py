@@ -1,8 +1,8 @@
 """Lightning: a SAB layer in a LightningModule, on real recordings of differing lengths.
 
 JapaneseVowels: nine speakers say two vowels; 12 numbers describe each of 7 to 29 moments, and the model says who spoke
-(Kudo, Toyama and Shimbo; 270 recordings to train on, 370 to test). The data come with sktime (BSD licence) in its wheel;
-nothing is downloaded.
+(Kudo, Toyama and Shimbo; 270 recordings to train on, 370 to test). The data come with sktime (BSD licence) in its
+wheel; nothing is downloaded.
 
     python examples/lightning_module.py
     python examples/lightning_module.py --precision bf16-mixed
@@ -56,15 +56,15 @@ class Speakers(lightning.LightningModule):
         hidden, _ = self.rnn(x, lengths=lengths)
         return self.out(hidden[torch.arange(len(x)), lengths - 1])  # at the last real step of each row
 
-    def training_step(self, batch: Batch, _: int) -> Tensor:
+    def training_step(self, batch: Batch) -> Tensor:
         loss = nn.functional.cross_entropy(self(batch.x, batch.lengths), batch.y)
         self.log("loss", loss, batch_size=len(batch.y))
         return loss
 
-    def validation_step(self, batch: Batch, _: int) -> None:
+    def validation_step(self, batch: Batch) -> None:
         self._log_accuracy("validation", batch)
 
-    def test_step(self, batch: Batch, _: int) -> None:
+    def test_step(self, batch: Batch) -> None:
         self._log_accuracy("test", batch)
 
     def _log_accuracy(self, name: str, batch: Batch) -> None:
@@ -75,12 +75,14 @@ class Speakers(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), self.learning_rate)
 
 
-def load(split: str) -> list[Recording]:
+def load(split: str) -> Any:
+    """A list of recordings, which a DataLoader takes, though its annotation asks for a Dataset."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sktime's own
         from sktime.datasets import load_japanese_vowels
 
-        table, speakers = load_japanese_vowels(split, return_type="nested_univ")
+        loaded: Any = load_japanese_vowels(split, return_type="nested_univ")
+    table, speakers = loaded
     recordings = (numpy.column_stack(row) for row in table.itertuples(index=False))
     return [(torch.tensor(x).float(), int(who) - 1) for x, who in zip(recordings, speakers, strict=True)]
 

@@ -139,7 +139,8 @@ before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
 packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sklearn", "sktime"}
-bad = [name for name in new if name.split(".")[0] in packages or name.startswith(("sab.lab", "sab.plot", "sab.estimators"))]
+rooms = ("sab.lab", "sab.plot", "sab.estimators")
+bad = [name for name in new if name.split(".")[0] in packages or name.startswith(rooms)]
 assert not bad, bad
 """
 

@@ -21,7 +21,7 @@ ESTIMATORS = [
     SABClassifier(hidden_size=16, **TINY),
     # What is checked is how well it fits what it was trained on: 200 rows, none of which it can do without.
     SABRegressor(hidden_size=32, validation_fraction=0.0, **TINY),
-    SABForecaster(horizon=2, window=8, hidden_size=4, **TINY | {"max_epochs": 2}),
+    SABForecaster(horizon=2, window=8, hidden_size=4, **{**TINY, "max_epochs": 2}),
 ]
 ROWS_ARE_STEPS = "the rows of X are steps of one series, so a prediction is not made for each of them"
 EXPECTED_FAILURES = {

@@ -25,7 +25,10 @@ from sklearn.model_selection import GridSearchCV
 from sab.estimators import SABClassifier, SABRegressor
 from sab.estimators.series import Scale, is_table, read_series
 
-FAST: dict[str, Any] = {"hidden_size": 8, "max_epochs": 3, "learning_rate": 1e-2, "random_state": 0, "device": "cpu"}
+
+def fast(**changes: Any) -> dict[str, Any]:
+    """Options with which training takes moments."""
+    return {"hidden_size": 8, "max_epochs": 3, "learning_rate": 1e-2, "random_state": 0, "device": "cpu", **changes}
 
 
 def bumps(count: int, seed: int, channels: int = 1) -> tuple[list[Any], Any, Any]:
@@ -74,9 +77,9 @@ def test_a_prediction_does_not_depend_on_the_others(classifier: SABClassifier) -
 
 def test_forms_of_the_same_series_are_the_same() -> None:
     X, y = table(20, 3)
-    wanted = SABClassifier(**FAST).fit(X, y).predict_proba(X)
+    wanted = SABClassifier(**fast()).fit(X, y).predict_proba(X)
     for form in (X[:, :, None], list(X), list(X[:, :, None]), torch.tensor(X)[:, :, None]):
-        fitted = SABClassifier(**FAST).fit(form, y)
+        fitted = SABClassifier(**fast()).fit(form, y)
         assert fitted.n_features_in_ == 1
         numpy.testing.assert_allclose(fitted.predict_proba(form), wanted, atol=1e-5)
         numpy.testing.assert_allclose(fitted.predict_proba(X), fitted.predict_proba(form), atol=1e-9)
@@ -101,11 +104,11 @@ def test_what_is_a_table(X: Any, wanted: bool) -> None:
 
 def test_several_channels() -> None:
     series, y, heights = bumps(40, 4, channels=3)
-    clf = SABClassifier(**FAST | {"cell": "gru", "num_layers": 2, "dropout": 0.1}).fit(series, y)
+    clf = SABClassifier(**fast(cell="gru", num_layers=2, dropout=0.1)).fit(series, y)
     assert clf.n_features_in_ == 3
     assert clf.predict(series).shape == (40,)
     both = numpy.column_stack([heights, 1000 - heights])
-    reg = SABRegressor(**FAST | {"cell": "rnn", "max_epochs": 15}).fit(series, both)
+    reg = SABRegressor(**fast(cell="rnn", max_epochs=15)).fit(series, both)
     assert reg.predict(series).shape == (40, 2)
     assert reg.score(series, both) > 0.5
     assert abs(reg.explain(series[0], target=1).prediction - reg.predict(series)[0, 1]) < 1e-6
@@ -114,10 +117,10 @@ def test_several_channels() -> None:
 def test_same_seed_same_result_and_no_other_random_number_is_used() -> None:
     series, y, _ = bumps(20, 5)
     before = torch.get_rng_state()
-    first, second = (SABClassifier(**FAST).fit(series, y).predict_proba(series) for _ in range(2))
+    first, second = (SABClassifier(**fast()).fit(series, y).predict_proba(series) for _ in range(2))
     numpy.testing.assert_array_equal(first, second)
     assert torch.equal(torch.get_rng_state(), before)
-    other = SABClassifier(**FAST | {"random_state": 1}).fit(series, y).predict_proba(series)
+    other = SABClassifier(**fast(random_state=1)).fit(series, y).predict_proba(series)
     assert not numpy.allclose(first, other)
 
 
@@ -125,8 +128,8 @@ def test_input_is_standardised_by_what_was_trained_on() -> None:
     series, y, _ = bumps(20, 6)
     larger = [1024 * one for one in series]  # a power of two: no rounding
     numpy.testing.assert_array_equal(
-        SABClassifier(**FAST).fit(series, y).predict_proba(series),
-        SABClassifier(**FAST).fit(larger, y).predict_proba(larger),
+        SABClassifier(**fast()).fit(series, y).predict_proba(series),
+        SABClassifier(**fast()).fit(larger, y).predict_proba(larger),
     )
     padded = read_series([numpy.array([1.0, 3.0]), numpy.array([5.0])])
     assert padded.lengths.tolist() == [2, 1]
@@ -137,12 +140,13 @@ def test_input_is_standardised_by_what_was_trained_on() -> None:
 def test_options_travel() -> None:
     series, y, _ = bumps(12, 7)
     memory = sab.SABConfig(k_top=3, k_att=1)
-    clf = SABClassifier(memory=memory, **FAST)
-    assert clone(clf).get_params()["memory"] == memory
+    clf = SABClassifier(memory=memory, **fast())
+    cloned: Any = clone(clf)
+    assert cloned.get_params()["memory"] == memory
     layer: Any = clf.set_params(cell="gru").fit(series, y).network_.layer  # type: ignore[union-attr]
     assert isinstance(layer, sab.SABGRU)
     assert (layer.config, layer.hidden_size) == (memory, 8)
-    layer = SABClassifier(**FAST).fit(series, y).network_.layer
+    layer = SABClassifier(**fast()).fit(series, y).network_.layer
     assert layer.config == sab.SABConfig()
 
 
@@ -159,7 +163,7 @@ def test_a_scorer_that_was_passed_stays_as_it_is() -> None:
     series, y, _ = bumps(12, 8)
     scorer = Scorer()
     memory = sab.SABConfig(scorer=scorer, k_top=2, backend="reference")
-    fitted = SABClassifier(memory=memory, **FAST | {"max_epochs": 1}).fit(series, y)
+    fitted = SABClassifier(memory=memory, **fast(max_epochs=1)).fit(series, y)
     assert scorer.scale.item() == 1.0
     layer: Any = fitted.network_.layer
     assert layer.scorer.scale.item() != 1.0
@@ -168,7 +172,7 @@ def test_a_scorer_that_was_passed_stays_as_it_is() -> None:
 def test_class_weights() -> None:
     random = numpy.random.default_rng(0)
     X, y = random.normal(size=(60, 5)), numpy.arange(60) % 10 == 0
-    options = FAST | {"max_epochs": 10}
+    options = fast(max_epochs=10)
     plain = SABClassifier(**options).fit(X, y).predict_proba(X)[:, 1].mean()
     balanced = SABClassifier(class_weight="balanced", **options).fit(X, y).predict_proba(X)[:, 1].mean()
     assert plain < 0.25 < balanced
@@ -180,7 +184,7 @@ def test_pickled_and_searched(classifier: SABClassifier, tmp_path: Any) -> None:
     joblib.dump(classifier, tmp_path / "model")
     for loaded in (pickle.loads(pickle.dumps(classifier)), joblib.load(tmp_path / "model")):
         numpy.testing.assert_array_equal(loaded.predict_proba(series), wanted)
-    search = GridSearchCV(SABClassifier(**FAST), {"memory": [None, sab.SABConfig(k_top=0)]}, cv=2).fit(series, y)
+    search = GridSearchCV(SABClassifier(**fast()), {"memory": [None, sab.SABConfig(k_top=0)]}, cv=2).fit(series, y)
     assert search.predict(series).shape == (24,)
 
 
@@ -206,7 +210,7 @@ def test_explanation_is_of_the_class_that_was_asked_for(classifier: SABClassifie
 
 def test_explanation_without_a_memory_has_no_skips() -> None:
     series, y, _ = bumps(12, 11)
-    clf = SABClassifier(memory=sab.SABConfig(k_top=0), **FAST).fit(series, y)
+    clf = SABClassifier(memory=sab.SABConfig(k_top=0), **fast()).fit(series, y)
     assert clf.explain(series[0]).skip_shares.sum() == 0
 
 
@@ -222,7 +226,7 @@ def test_regressor_keeps_the_scale_of_its_targets() -> None:
 def test_training_ends_early_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
     X = numpy.random.default_rng(0).normal(size=(40, 3))
     y = numpy.random.default_rng(1).integers(0, 2, 40)  # nothing that could be learned for others
-    clf = SABClassifier(**FAST | {"max_epochs": 100, "patience": 3, "verbose": True}).fit(X, y)
+    clf = SABClassifier(**fast(max_epochs=100, patience=3, verbose=True)).fit(X, y)
     assert len(clf.history_) < 100
     best = min(range(len(clf.history_)), key=lambda epoch: clf.history_[epoch].validation or 0.0)
     assert best == len(clf.history_) - 1 - 3
@@ -246,7 +250,7 @@ def test_training_ends_early_and_tells(capsys: pytest.CaptureFixture[str]) -> No
 def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
     X, y = table(10, 14)
     with pytest.raises(UserError, match="must be") as error:
-        SABClassifier(**FAST | options).fit(X, y)
+        SABClassifier(**fast(**options)).fit(X, y)
     assert str(error.value) == told
 
 
@@ -264,7 +268,7 @@ def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
 )
 def test_wrong_series_are_told(X: Any, y: Any, told: str) -> None:
     with pytest.raises(UserError) as error:
-        SABClassifier(**FAST).fit(X, y)
+        SABClassifier(**fast()).fit(X, y)
     assert str(error.value).startswith(told)
 
 
@@ -276,9 +280,9 @@ def test_wrong_calls_are_told(classifier: SABClassifier) -> None:
     for call in ("predict", "predict_proba", "explain"):
         with pytest.raises(NotFittedError):
             getattr(SABClassifier(), call)(numpy.zeros((1, 5)))
-    X, y = table(10, 15)
+    X, _ = table(10, 15)
     with pytest.raises(UserError, match="learning_rate must be smaller for these data"):
-        SABRegressor(**FAST | {"learning_rate": 1e30, "cell": "rnn", "max_epochs": 50}).fit(X, numpy.arange(10.0))
+        SABRegressor(**fast(learning_rate=1e30, cell="rnn", max_epochs=50)).fit(X, numpy.arange(10.0))
 
 
 @pytest.mark.parametrize(
@@ -288,9 +292,7 @@ def test_wrong_calls_are_told(classifier: SABClassifier) -> None:
         ("sktime", "sab.estimators.for_sktime", "needs sktime: pip install sktime"),
     ],
 )
-def test_without_a_package_one_sentence(
-    package: str, module: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_package_one_sentence(package: str, module: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("sab.estimators")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

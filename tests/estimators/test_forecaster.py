@@ -14,7 +14,10 @@ pytest.importorskip("sklearn", reason="needs the extra `sklearn`")
 
 from sab.estimators import SABForecaster
 
-FAST: dict[str, Any] = {"hidden_size": 8, "max_epochs": 2, "learning_rate": 1e-2, "random_state": 0, "device": "cpu"}
+
+def fast(**changes: Any) -> dict[str, Any]:
+    """Options with which training takes moments."""
+    return {"hidden_size": 8, "max_epochs": 2, "learning_rate": 1e-2, "random_state": 0, "device": "cpu", **changes}
 
 
 def wave(steps: int) -> Any:
@@ -23,7 +26,7 @@ def wave(steps: int) -> Any:
 
 @pytest.fixture(scope="module")
 def forecaster() -> SABForecaster:
-    return SABForecaster(horizon=6, window=40, **FAST | {"hidden_size": 24, "max_epochs": 20}).fit(10 + wave(300))
+    return SABForecaster(horizon=6, window=40, **fast(hidden_size=24, max_epochs=20)).fit(10 + wave(300))
 
 
 def test_a_wave_goes_on(forecaster: SABForecaster) -> None:
@@ -55,7 +58,7 @@ def test_explanation_of_a_forecast(forecaster: SABForecaster) -> None:
 
 def test_channels_are_forecast_together() -> None:
     both = numpy.column_stack([wave(120), 100 + wave(121)[1:]])
-    forecaster = SABForecaster(horizon=4, window=20, **FAST).fit(both)
+    forecaster = SABForecaster(horizon=4, window=20, **fast()).fit(both)
     assert forecaster.predict().shape == (4, 2)
     assert numpy.abs(forecaster.predict().mean(0) - [0, 100]).max() < 3
     assert forecaster.explain(step=2, channel=1).prediction == forecaster.predict()[1, 1]
@@ -75,15 +78,15 @@ def test_what_validates_lies_behind_what_is_trained_on() -> None:
 
 
 def test_short_series() -> None:
-    forecaster = SABForecaster(horizon=3, window=400, **FAST).fit(wave(7))
+    forecaster = SABForecaster(horizon=3, window=400, **fast()).fit(wave(7))
     assert forecaster.window_ == 2
     assert numpy.isfinite(forecaster.predict()).all()
     with pytest.raises(UserError, match=r"X must have at least horizon \+ 4 = 7 steps; got n_samples = 6\."):
-        SABForecaster(horizon=3, **FAST).fit(wave(6))
+        SABForecaster(horizon=3, **fast()).fit(wave(6))
     with pytest.raises(UserError, match="horizon must be a whole number of at least 1"):
-        SABForecaster(horizon=0, **FAST).fit(wave(30))
+        SABForecaster(horizon=0, **fast()).fit(wave(30))
     with pytest.raises(UserError, match="X must be finite"):
-        SABForecaster(horizon=2, **FAST).fit([1.0, numpy.nan] * 9)
+        SABForecaster(horizon=2, **fast()).fit([1.0, numpy.nan] * 9)
 
 
 @pytest.mark.filterwarnings("default")
@@ -93,8 +96,8 @@ def test_sktime_asks_for_some_of_the_steps() -> None:
 
     from sab.estimators.for_sktime import SktimeForecaster
 
-    y = load_airline()
-    found = SktimeForecaster(SABForecaster(window=30, **FAST)).fit(y, fh=[1, 4]).predict()
-    wanted = SABForecaster(horizon=4, window=30, **FAST).fit(y.to_numpy()).predict()
+    y: Any = load_airline()
+    found: Any = SktimeForecaster(SABForecaster(window=30, **fast())).fit(y, fh=[1, 4]).predict()
+    wanted = SABForecaster(horizon=4, window=30, **fast()).fit(y.to_numpy()).predict()
     numpy.testing.assert_allclose(found.to_numpy(), wanted[[0, 3]])
     assert [str(one) for one in found.index] == ["1961-01", "1961-04"]

@@ -33,7 +33,11 @@ def test_without_validation_the_training_loss_decides() -> None:
     network = nn.Linear(1, 1)
     rows = torch.arange(4)
     history = train(
-        network, lambda some: network(torch.ones(len(some), 1)).square().sum(), rows, rows[:0], Schedule(0.1, 2, 5, 5, 0, False)
+        network,
+        lambda some: network(torch.ones(len(some), 1)).square().sum(),
+        rows,
+        rows[:0],
+        Schedule(0.1, 2, 5, 5, 0, False),
     )
     assert len(history) == 5
     assert {epoch.validation for epoch in history} == {None}

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Literal
 
+import numpy
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from sab.config import SABConfig
@@ -91,6 +93,10 @@ class SABEstimator(BaseEstimator):
                 network, lambda some: loss_of(network, some), training, validation, schedule, rows_in_epoch
             )
         self.network_ = network.cpu()  # where every machine can load it
+
+    def _checked(self, *data: Any, **options: Any) -> Any:
+        """What scikit-learn makes of a table, or a table and targets; it also notes or compares the columns."""
+        return validate_data(self, *data, dtype=numpy.float64, **options)
 
     def _device(self) -> torch.device:
         return choose_device(self.device)

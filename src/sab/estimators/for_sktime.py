@@ -54,7 +54,8 @@ class SktimeClassifier(BaseClassifier):
         super().__init__()
 
     def _fit(self, X: list[pandas.DataFrame], y: NDArray[Any]) -> SktimeClassifier:
-        self.estimator_ = clone(self.estimator or SABClassifier()).fit([one.to_numpy() for one in X], y)
+        estimator: Any = clone(self.estimator or SABClassifier())
+        self.estimator_ = estimator.fit([one.to_numpy() for one in X], y)
         return self
 
     def _predict(self, X: list[pandas.DataFrame]) -> NDArray[Any]:
@@ -64,7 +65,7 @@ class SktimeClassifier(BaseClassifier):
         return self.estimator_.predict_proba([one.to_numpy() for one in X])
 
     @classmethod
-    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+    def get_test_params(cls, parameter_set: str = "default") -> Any:
         """What sktime's checks make estimators with."""
         return [{"estimator": SABClassifier(**_TINY)}, {"estimator": SABClassifier(cell="gru", **_TINY)}]
 
@@ -88,14 +89,15 @@ class SktimeRegressor(BaseRegressor):
         super().__init__()
 
     def _fit(self, X: list[pandas.DataFrame], y: NDArray[Any]) -> SktimeRegressor:
-        self.estimator_ = clone(self.estimator or SABRegressor()).fit([one.to_numpy() for one in X], y)
+        estimator: Any = clone(self.estimator or SABRegressor())
+        self.estimator_ = estimator.fit([one.to_numpy() for one in X], y)
         return self
 
     def _predict(self, X: list[pandas.DataFrame]) -> NDArray[Any]:
         return self.estimator_.predict([one.to_numpy() for one in X])
 
     @classmethod
-    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+    def get_test_params(cls, parameter_set: str = "default") -> Any:
         """What sktime's checks make estimators with."""
         return [{"estimator": SABRegressor(**_TINY)}, {"estimator": SABRegressor(cell="gru", **_TINY)}]
 
@@ -129,7 +131,8 @@ class SktimeForecaster(BaseForecaster):
 
     def _fit(self, y: pandas.DataFrame, X: Any, fh: Any) -> SktimeForecaster:
         horizon = int(fh.to_relative(self.cutoff)[-1])
-        self.estimator_ = clone(self.estimator or SABForecaster()).set_params(horizon=horizon).fit(y.to_numpy())
+        estimator: Any = clone(self.estimator or SABForecaster())
+        self.estimator_ = estimator.set_params(horizon=horizon).fit(y.to_numpy())
         return self
 
     def _predict(self, fh: Any, X: Any) -> pandas.DataFrame:
@@ -138,6 +141,6 @@ class SktimeForecaster(BaseForecaster):
         return pandas.DataFrame(self.estimator_.predict()[rows], index=index, columns=columns)
 
     @classmethod
-    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+    def get_test_params(cls, parameter_set: str = "default") -> Any:
         """What sktime's checks make estimators with."""
         return [{"estimator": SABForecaster(window=5, **_TINY)}, {"estimator": SABForecaster(cell="gru", **_TINY)}]

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import numpy
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -151,9 +151,9 @@ class SABForecaster(SABEstimator):
         is_single = numpy.ndim(X) == 1
         if is_single and (reset or self.n_features_in_ == 1):
             values = read_numbers(X, "X").unsqueeze(1)
-            validate_data(self, values.numpy(), reset=reset)
+            self._checked(values.numpy(), reset=reset)
         else:
-            values = torch.tensor(validate_data(self, X, dtype=numpy.float64, reset=reset))
+            values = torch.tensor(self._checked(X, reset=reset))
         if reset:
             self._is_single = is_single
         return values

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -38,7 +38,7 @@ class _LabelledEstimator(SABEstimator):
         """The series and the answers that `fit` was called with."""
         self.fitted_on_table_ = is_table(X)
         if self.fitted_on_table_:
-            table, y = validate_data(self, X, y, dtype=numpy.float64, **options)
+            table, y = self._checked(X, y, **options)
             series = _of_table(table)
         else:
             series = read_series(X)
@@ -46,7 +46,9 @@ class _LabelledEstimator(SABEstimator):
             y = numpy.asarray(y)
             if y.ndim == 0 or len(y) != len(series.lengths):
                 given = f"shape {[*y.shape]}"
-                raise UserValueError(f"y must have an entry for each of {len(series.lengths)} series; got {given}.", "y")
+                raise UserValueError(
+                    f"y must have an entry for each of {len(series.lengths)} series; got {given}.", "y"
+                )
         is_real = torch.arange(series.values.shape[1]) < series.lengths.unsqueeze(1)
         self.scale_ = Scale.of(series.values[is_real])
         return series, y
@@ -55,7 +57,7 @@ class _LabelledEstimator(SABEstimator):
         """The series that a prediction is asked for, which must be of the kind that `fit` was called with."""
         check_is_fitted(self)
         if is_table(X) and self.fitted_on_table_:
-            return _of_table(validate_data(self, X, dtype=numpy.float64, reset=False))
+            return _of_table(self._checked(X, reset=False))
         series = read_series(numpy.asarray(X) if is_table(X) else X)
         channels = len(self.scale_.mean)
         if series.channels != channels:

@@ -56,6 +56,7 @@ def is_table(X: Any) -> bool:
     Not one are arrays of three dimensions, and lists of series: of arrays, or of lists of differing lengths.
     """
     if isinstance(X, list | tuple) or (isinstance(X, numpy.ndarray) and X.dtype == object and X.ndim == 1):
+        X = list(X)
         if any(hasattr(one, "ndim") and one.ndim > 0 for one in X):
             return False
         is_nested = len(X) > 0 and all(isinstance(one, list | tuple) for one in X)

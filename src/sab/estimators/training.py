@@ -100,9 +100,7 @@ def train(
 
 
 @torch.no_grad()
-def _mean_loss(
-    network: nn.Module, loss_of: Callable[[Tensor], Tensor], rows: Tensor, batch_size: int
-) -> float | None:
+def _mean_loss(network: nn.Module, loss_of: Callable[[Tensor], Tensor], rows: Tensor, batch_size: int) -> float | None:
     if len(rows) == 0:
         return None
     network.eval()
