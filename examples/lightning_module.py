@@ -103,7 +103,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     lightning.seed_everything(0, verbose=False)
     recordings, test = load("train"), load("test")
-    validation, training = recordings[::5], [one for place, one in enumerate(recordings) if place % 5]
+    validation: Any = recordings[::5]
+    training: Any = [one for place, one in enumerate(recordings) if place % 5]
     sets: Any = {"batch_size": 32, "collate_fn": collate}
     with tempfile.TemporaryDirectory() as folder:
         best = ModelCheckpoint(folder, monitor="validation", mode="max")
