@@ -5,14 +5,11 @@ They need `pip install sktime`.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, ClassVar
 
-try:
-    import sktime as _sktime  # noqa: F401
-except ModuleNotFoundError as missing:
-    if missing.name != "sktime":
-        raise
-    raise ModuleNotFoundError("sab.estimators.for_sktime needs sktime: pip install sktime", name="sktime") from None
+if importlib.util.find_spec("sktime") is None:
+    raise ModuleNotFoundError("sktime is missing; install it: pip install sktime", name="sktime")
 
 import pandas
 from numpy.typing import NDArray
