@@ -25,6 +25,7 @@ LIBRARY = {
     "layers": "errors torch_private state parts config inputs ops",
     "tracing": "errors state parts config inputs ops layers",
     "plot": "errors extras state config tracing",
+    "estimators": "errors extras config layers tracing plot",
     "sab": "errors state config layers tracing plot",
 }
 SHARED = "lab.files lab.locks lab.stored"
@@ -137,8 +138,8 @@ import sys, numpy, torch
 before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
-packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sympy"}
-heavy = ("sab.lab", "sab.plot", "torch._dynamo", "torch._inductor", "sab.ops.triton")
+packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sympy", "sklearn"}
+heavy = ("sab.lab", "sab.plot", "sab.estimators", "torch._dynamo", "torch._inductor", "sab.ops.triton")
 bad = [name for name in new if name.split(".")[0] in packages or name.startswith(heavy)]
 assert not bad, bad
 torch.ops.sab.recurrence  # a program of torch.export needs it

@@ -15,9 +15,15 @@ EXTRAS = {
     "tensorboard": "train",
     "matplotlib": "report",
     "ray": "ray",
+    "sklearn": "sklearn",
 }
 """The extra of each package, by the name that it is imported by."""
-PURPOSES = {"train": "training and the commands", "report": "figures and the report", "ray": "`sab reproduce --on ray`"}
+PURPOSES = {
+    "train": "training and the commands",
+    "report": "figures and the report",
+    "ray": "`sab reproduce --on ray`",
+    "sklearn": "the estimators of `sab.estimators`",
+}
 """What each extra is for."""
 
 
