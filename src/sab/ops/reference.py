@@ -28,10 +28,8 @@ def run(
     config: SABConfig,
 ) -> LayerResult:
     """Run x [T, B, input_size] from `state`, None being a fresh one; row b ends after lengths[b] steps, or T."""
-    cell = CELLS[cell_name]
     if state is None:
         state = fresh_state(x, weights, cell_name, config)
-    incorporation = INCORPORATIONS[config.incorporate]
     h, c, microstates, keys, numbers, steps, _ = state
     x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
     outputs, reads = [], []
@@ -45,16 +43,7 @@ def run(
             h_in = _where_rows(cut, h.detach(), h)
             c_in = None if c is None else _where_rows(cut, c.detach(), c)
 
-        h_gates = F.linear(h_in, weights.w_hh, weights.b_hh).to(h.dtype)
-        h_new, c_new = cell.step(x_gates_t, h_gates, h_in, c_in)
-
-        read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
-        if config.k_top > 0 and microstates.shape[1] > 0:
-            incorporated = incorporation.apply(
-                h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
-            ).to(h.dtype)
-            has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
-            h_new = torch.where(has_read, incorporated, h_new)
+        h_new, c_new, read = step(x_gates_t, h_in, c_in, seen, microstates, keys, numbers, weights, cell_name, config)
 
         keep = goes_on & schedule.keeps(seen, config.k_att)
         if config.k_top > 0 and keep.any():
@@ -80,6 +69,33 @@ def run(
     return LayerResult(torch.stack(outputs), lambda: end, lambda: attention)
 
 
+def step(
+    x_gates: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    seen: Tensor,
+    microstates: Tensor,
+    keys: Tensor,
+    numbers: Tensor,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
+) -> tuple[Tensor, Tensor | None, Attention]:
+    """One step after `seen` ones, from the input's part of the gates: the new h and c, and what was read."""
+    h_gates = F.linear(h, weights.w_hh, weights.b_hh).to(h.dtype)
+    h_new, c_new = CELLS[cell_name].step(x_gates, h_gates, h, c)
+    read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
+    if config.k_top > 0 and microstates.shape[1] > 0:
+        incorporated = (
+            INCORPORATIONS[config.incorporate]
+            .apply(h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias)
+            .to(h.dtype)
+        )
+        has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
+        h_new = torch.where(has_read, incorporated, h_new)
+    return h_new, c_new, read
+
+
 def _read(
     h: Tensor,
     seen: Tensor,
@@ -91,7 +107,7 @@ def _read(
 ) -> Attention:
     """Score, select, weigh and sum up the microstates for the provisional hidden state h of the step after `seen`."""
     batch, slots, _ = microstates.shape
-    k = min(config.k_top, slots)
+    k = slots if slots < config.k_top else config.k_top  # not min(), which leaves a symbol open
     if k == 0:
         return Attention(
             numbers.new_full((batch, config.k_top), -1), h.new_zeros(batch, config.k_top), torch.zeros_like(h)
