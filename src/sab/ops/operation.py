@@ -82,7 +82,9 @@ def run(
         precision.compute_type(x, weights),
     )
     tensors = (*given, *initial, *parameters)
-    saves = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    # A trace serves both modes, and torch.jit.trace checks it without gradients.
+    has_grad = torch.is_grad_enabled() or torch.jit.is_tracing()
+    saves = has_grad and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if not _is_plain(tensors):
         outputs = torch.ops.sab.recurrence.default(*tensors, *options, saves)
     elif saves:

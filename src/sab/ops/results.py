@@ -44,7 +44,7 @@ class Pass(NamedTuple):
             keys = store.new_zeros(self.batch, 0, 0)  # there is no memory
         keys = keys.to(self.dtype)
         has_memory = self.config.k_top > 0
-        first = schedule.kept_row(first_slots, self.seen, first_slots, k_att) if has_memory else len(store)
+        first = schedule.kept_row(first_slots, self.seen, first_slots, k_att) if has_memory else store.shape[0]
         microstates = [store[first::k_att].transpose(0, 1).to(self.dtype)]
         if before is not None and first_slots > 0:
             microstates.insert(0, before.microstates)
