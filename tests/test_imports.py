@@ -24,7 +24,8 @@ LIBRARY = {
     "layers": "errors torch_private state parts config inputs ops",
     "tracing": "errors state parts config inputs ops layers",
     "plot": "errors state config tracing",
-    "sab": "errors state config layers tracing plot",
+    "export": "errors parts ops layers",
+    "sab": "errors state config layers tracing plot export",
 }
 SHARED = "lab.files lab.locks lab.stored lab.extras"
 LAB = {
@@ -137,8 +138,8 @@ import sys, numpy, torch, torch._dynamo  # torch's compiler, which a decorator o
 before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
-packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray"}
-bad = [name for name in new if name.split(".")[0] in packages or name.startswith(("sab.lab", "sab.plot"))]
+packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "onnx", "onnxscript"}
+bad = [name for name in new if name.split(".")[0] in packages or name.startswith(("sab.lab", "sab.plot", "sab.export"))]
 assert not bad, bad
 """
 

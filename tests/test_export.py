@@ -1,0 +1,213 @@
+"""Models that leave Python, or the process: torch.export, ONNX, torch.jit.trace. Each equals the layer itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sab
+from tests.comparing import randomize_surely
+from tests.ops.cases import CELLS, INCORPORATIONS, PLAIN, SCORERS, WEIGHTINGS, assert_close, make_layer
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # torch's, of itself
+OPEN = torch.export.Dim.DYNAMIC
+FIELDS = ("h", "c", "microstates", "keys", "numbers", "steps")
+STATE_SIZES = {"h": {1: OPEN}, "c": {1: OPEN}, "microstates": {1: OPEN, 2: OPEN}, "keys": {1: OPEN, 2: OPEN}}
+STATE_SIZES |= {"numbers": {1: OPEN, 2: OPEN}, "steps": {0: OPEN}}
+
+
+class Model(nn.Module):
+    """A layer between two others, as a user has it."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.layer, self.readout = layer, nn.Linear(layer.hidden_size * (1 + layer.bidirectional), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.layer(x)
+        return self.readout(output)
+
+
+class Streaming(nn.Module):
+    """A layer with its state in and out."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, state: sab.SABState) -> tuple[Tensor, sab.SABState]:
+        output, after = self.layer(x, state)
+        return output, as_state(after)
+
+
+def as_state(after: Any) -> sab.SABState:
+    """What a layer returned second as a SABState."""
+    return after if isinstance(after, sab.SABState) else after.state
+
+
+def tensors(state: sab.SABState) -> dict[str, Tensor]:
+    found = {name: getattr(state, name) for name in FIELDS}
+    return {name: value.detach().as_subclass(Tensor) for name, value in found.items() if value is not None}
+
+
+def float_layer(cell: str, **options: Any) -> Any:
+    """A layer in float32 whose selections are certain for `example(12)`."""
+    return randomize_surely(make_layer(cell, 3, 4, dtype=torch.float32, **options).eval(), example(12))
+
+
+def example(steps: int, batch: int = 2, batch_first: bool = False, seed: int = 5) -> Tensor:
+    shape = (batch, steps, 3) if batch_first else (steps, batch, 3)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# torch.export
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_exported_model_equals_the_model(cell: str) -> None:
+    model = Model(make_layer(cell, 3, 4, dtype=torch.float32, batch_first=True))
+    program = torch.export.export(model, (example(6, batch_first=True),), dynamic_shapes=({0: OPEN, 1: OPEN},))
+    for steps, batch in ((6, 2), (5, 3), (40, 1)):  # fewer and more steps than k_top * k_att
+        x = example(steps, batch, batch_first=True)
+        assert_close(program.module()(x), model(x))
+
+
+def test_exported_model_learns() -> None:
+    model = Model(make_layer("gru", 3, 4, dtype=torch.float32))
+    exported, x = torch.export.export(model, (example(6),)).module(), example(6)
+    exported(x).square().sum().backward()
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        found, expected = dict(exported.named_parameters())[name].grad, parameter.grad
+        assert found is not None
+        assert expected is not None
+        assert_close(found, expected, name)
+
+
+# ONNX
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {"cell": "lstm"},
+    "two layers": {"cell": "lstm", "num_layers": 2, "bidirectional": True},
+    "ties": {"cell": "lstm"},
+    "no memory": {"cell": "gru", **PLAIN},
+    "affine": {"cell": "gru", "scorer": "affine", "weighting": "relu", "incorporate": "add", "max_microstates": 2},
+    "affine_tanh": {
+        "cell": "rnn_tanh",
+        "scorer": "affine_tanh",
+        "weighting": "relu_norm",
+        "incorporate": "add_bounded",
+        "bias": False,
+        "k_att": 1,
+    },
+    "mlp": {
+        "cell": "rnn_relu",
+        "scorer": "mlp",
+        "weighting": "softmax_sink",
+        "forward": "dense",
+        "incorporate": "concat",
+        "attention_size": 5,
+        "k_att": 3,
+    },
+    "dot": {"cell": "gru", "scorer": "dot", "forward": "dense", "k_top": 20},
+}
+"""Layers by what they show; together they have every part."""
+
+
+class Several(nn.Module):
+    """Layers with different parts, side by side."""
+
+    def __init__(self, layers: list[Any]):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> list[tuple[Tensor, ...]]:
+        """Of each layer the output, and what it selected."""
+        found = []
+        for layer in self.layers:
+            output, _, attention = layer(x, lengths=lengths, return_attention=True)
+            found.append((output, attention.numbers, attention.weights))
+        return found
+
+
+def session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options)
+
+
+def run(running: Any, *arguments: Tensor) -> list[Tensor]:
+    names = [given.name for given in running.get_inputs()]
+    assert len(names) == len(arguments)
+    fed = {name: value.numpy() for name, value in zip(names, arguments, strict=True)}
+    return [torch.from_numpy(found) for found in running.run(None, fed)]
+
+
+def test_the_variants_have_every_part() -> None:
+    for option, names in (
+        ("cell", CELLS),
+        ("scorer", SCORERS),
+        ("weighting", WEIGHTINGS),
+        ("incorporate", INCORPORATIONS),
+    ):
+        default = getattr(sab.SABConfig, option, None)
+        assert {one.get(option, default) for one in VARIANTS.values()} == set(names), option
+
+
+def test_onnx_equals_the_layers(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra `dev`")
+    few: dict[str, Any] = {"k_top": 3}
+    layers = {name: float_layer(**few | one) for name, one in VARIANTS.items()}
+    with torch.no_grad():
+        layers["ties"].attn_v_l0.zero_()  # all scores are 0
+    model, x, lengths = Several(list(layers.values())).eval(), example(12), torch.tensor([12, 7])
+    path, open_sizes = tmp_path / "model.onnx", ({0: OPEN, 1: OPEN}, {0: OPEN})
+    sab.export.to_onnx(model, (x, lengths), path, dynamic_shapes=open_sizes)
+    running = session(path)
+    for part in ((x, lengths), (x[:7], torch.tensor([2, 7])), (x[:1, :1].contiguous(), torch.tensor([1]))):
+        with torch.no_grad():
+            expected = [value for one in model(*part) for value in one]
+        for index, (found, value) in enumerate(zip(run(running, *part), expected, strict=True)):
+            assert_close(found, value, list(layers)[index // 3])
+
+
+def test_what_cannot_be_exported_says_so() -> None:
+    x = example(6)
+    callable_scorer = sab.SABGRU(3, 4, scorer=lambda microstates, h: microstates.sum(-1))
+    with pytest.raises(ValueError, match=r"backend .* torch\.export .* cpu: it does not take a callable as the scorer"):
+        torch.export.export(callable_scorer, (x,))
+    with pytest.raises(ValueError, match="model must have SAB layers with a named scorer; got a callable"):
+        sab.export.to_onnx(callable_scorer.eval(), (x,))
+    with pytest.raises(TypeError, match=r"model must have SAB layers in float32 or float64; got torch\.bfloat16"):
+        sab.export.to_onnx(sab.SABGRU(3, 4, dtype=torch.bfloat16).eval(), (x,))
+    with pytest.raises(ValueError, match="model must be in evaluation mode"):
+        sab.export.to_onnx(sab.SABGRU(3, 4), (x,))
+    for module in (sab.SABGRU(3, 4), Model(sab.SABLSTM(3, 4))):
+        with pytest.raises(TypeError, match=r"torch\.jit\.script cannot compile SAB layers; use torch\.export"):
+            torch.jit.script(module)
+
+
+# torch.jit.trace
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # torch.nn's layers have them, too
+@pytest.mark.parametrize("cell", CELLS)
+def test_traced_model_equals_the_model(cell: str, tmp_path: Path) -> None:
+    model = Model(make_layer(cell, 3, 4, 2, dtype=torch.float32, bidirectional=True))
+    for example_grad in (True, False):
+        with torch.set_grad_enabled(example_grad):
+            traced: Any = torch.jit.trace(model, (example(6),))
+        torch.jit.save(traced, tmp_path / "model.pt")
+        x = example(6, seed=9)
+        with torch.no_grad():
+            assert_close(torch.jit.load(tmp_path / "model.pt")(x), model(x))
+        found = torch.autograd.grad(traced(x).square().sum(), list(traced.parameters()))
+        expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
