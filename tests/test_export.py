@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,32 @@ def test_exported_model_learns() -> None:
         assert found is not None
         assert expected is not None
         assert_close(found, expected, name)
+
+
+LOADS = """
+import sys, torch
+path, x, expected = sys.argv[1], *torch.load(sys.argv[2])
+try:
+    torch.export.load(path)
+except RuntimeError:  # what it needs is in torch's log
+    assert "sab" not in sys.modules
+    import sab
+    found = torch.export.load(path).module()(x)
+    torch.testing.assert_close(found, expected)
+    print("equal")
+"""
+
+
+def test_saved_program_needs_sab_and_says_so(tmp_path: Path) -> None:
+    model, x = Model(sab.SABLSTM(3, 4, 2, bidirectional=True)), example(6, batch=3)
+    program = torch.export.export(model, (example(6),), dynamic_shapes=({1: OPEN},)).run_decompositions()
+    torch.export.save(program, tmp_path / "model.pt2")
+    torch.save((x, model(x).detach()), tmp_path / "expected.pt")
+    command = [sys.executable, "-c", LOADS, tmp_path / "model.pt2", tmp_path / "expected.pt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "equal\n", done.stderr
+    assert "failed to resolve torch.ops.sab.recurrence.default to an operator" in done.stderr
+    assert "Please import the custom op" in done.stderr
 
 
 # ONNX
