@@ -250,7 +250,7 @@ def test_a_state_with_memory_is_refused_by_a_layer_without() -> None:
 
 def test_states_made_by_hand_are_checked() -> None:
     layer = sab.SABGRU(3, 4)
-    _, state = layer(torch.zeros(5, 2, 3))
+    state = layer(torch.zeros(5, 2, 3))[1].state
     for change, words in (
         ({"steps": torch.tensor([-1, 5])}, "steps of at least 0; got [-1, 5]"),
         ({"steps": state.steps.double()}, "steps of type torch.int64; got torch.float64"),
@@ -288,5 +288,5 @@ def test_one_length_for_unbatched_input() -> None:
 
 
 def test_only_a_state_can_be_compact() -> None:
-    with pytest.raises(TypeError, match=r"^state must be a SABState; got tuple"):
+    with pytest.raises(TypeError, match=r"^state must be a SABState or a SABHidden; got tuple"):
         sab.SABLSTM(3, 4).compact((torch.zeros(1), torch.zeros(1)))  # pyright: ignore[reportArgumentType]

@@ -31,6 +31,7 @@ from tests.ops.cases import (
     make_layer,
     randn,
     randomize,
+    run,
     weighted_sum,
 )
 from tests.ops.cases import (
@@ -124,7 +125,7 @@ def test_each_part_is_what_autograd_sends_that_way(cell: str, scorer: str, backe
     trace = sab.trace(layer, x, target=every_entry)
     scale = torch.autograd.grad(every_entry(ones := torch.ones(9, 1, 3, dtype=DOUBLE, requires_grad=True)), ones)[0]
     for step in range(1, 9):
-        state = layer(x[:step])[1].detach()
+        state = run(layer, x[:step])[1].detach()
         h, microstates = (tensor.clone().requires_grad_() for tensor in (state.h, state.microstates))
         keys = state.keys
         if step % 2 == 0:
@@ -362,8 +363,8 @@ READS_MICROSTATES = "module must read its layer's output, h, c or attention to b
             {},
             "module must call its layer without lengths",
         ),
-        (Calling(lambda rnn, x: rnn(x)[1].microstates[0].sum(1)), {}, READS_MICROSTATES),
-        (Calling(lambda rnn, x: (lambda y, state: y + state.keys.sum())(*rnn(x))), {}, READS_MICROSTATES),
+        (Calling(lambda rnn, x: rnn(x)[1].state.microstates[0].sum(1)), {}, READS_MICROSTATES),
+        (Calling(lambda rnn, x: (lambda y, state: y + state.state.keys.sum())(*rnn(x))), {}, READS_MICROSTATES),
         (Classifier(), {"row": 2}, "row must be a whole number of at least 0, and at most 1; got 2."),
         (Classifier(), {"layer": 2}, "layer must be a whole number of at least -2, and at most 1; got 2."),
         (Classifier(), {"max_hops": 0}, "max_hops must be a whole number of at least 1, or None; got 0."),

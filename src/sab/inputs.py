@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
-from sab.state import Attention, SABState
+from sab.state import Attention, Memory, SABState, memory_of
 
 Input = Tensor | PackedSequence
 InitialState = SABState | Tensor | tuple[Tensor, ...]
@@ -47,6 +47,10 @@ class Sequences(NamedTuple):
     """The input itself where it is packed."""
     is_unbatched: bool
     batch_first: bool
+
+    def without_batch(self, states: Tensor) -> Tensor:
+        """The states [layers, B, ...] in the form of the input."""
+        return states.squeeze(1) if self.is_unbatched else states
 
     def restore(self, output: Tensor) -> Input:
         """An output [T, B, n] in the form of the input."""
@@ -114,25 +118,31 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     """`hx` as a SABState of the layer, checked; None where there is none."""
     if hx is None:
         return None
-    x, is_unbatched = sequences.x, sequences.is_unbatched
     if isinstance(hx, SABState):
-        state = hx._with_batch() if is_unbatched and hx.h.dim() == 2 else hx
-        _check_state(state, sequences, form)
-        return state
-    layers, batch, dtype = form.layers, x.shape[1], form.dtype
-    given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
-    if is_unbatched:
-        given = [tensor.unsqueeze(1) for tensor in given]
-    state = SABState(
-        h=given[0],
-        c=given[1] if form.has_c else None,
-        microstates=x.new_zeros(layers, batch, 0, form.hidden_size, dtype=dtype),
-        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=dtype),
-        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
-        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
-    )._with_seen(0)
+        state, has_batch = hx, hx.h.dim() == 3
+    else:
+        given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
+        memory = memory_of(given[0])
+        has_batch = memory is not None and given[0].dim() == 3
+        state = SABState._of(given[0], given[1] if form.has_c else None, memory or _empty_memory(sequences, form))
+    if sequences.is_unbatched and not has_batch:
+        state = state._with_batch()
     _check_state(state, sequences, form)
     return state
+
+
+def _empty_memory(sequences: Sequences, form: Form) -> Memory:
+    """That of a state in `torch.nn`'s form."""
+    x, layers, n = sequences.x, form.layers, form.hidden_size
+    batch = x.shape[1]
+    memory = Memory(
+        microstates=x.new_zeros(layers, batch, 0, n, dtype=form.dtype),
+        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=form.dtype),
+        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
+        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
+        seen=0,
+    )
+    return memory.without_batch() if sequences.is_unbatched else memory
 
 
 def reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:

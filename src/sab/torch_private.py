@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as _pytree_module
+from torch.utils.data._utils import collate as _collating
 
+_pytree: Any = _pytree_module
 _C: Any = torch._C
 _autograd: Any = getattr(_C, "_autograd", None)
 
@@ -50,6 +53,41 @@ _AUTOCAST_KEYS = {
     for device, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU"))
     if _exclude is not None and hasattr(_C.DispatchKey, key)
 }
+
+# What a subclass of Tensor sets as `__torch_function__` so that operations on it give plain tensors, at no cost.
+# There is no way without it: the import fails, with its name.
+no_torch_function: Any = _C._disabled_torch_function_impl
+
+# How `default_collate` joins values of a type. Without it: it does not know ours, and says so.
+collate_functions: dict[Any, Any] = getattr(_collating, "default_collate_fn_map", {})
+
+
+def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None:
+    """Let `torch.export`, `torch.func` and others see the leaves of a class; `names` are those of its leaves.
+
+    The public way, `torch.export.register_dataclass`, loads all of torch's export.
+    """
+
+    def with_keys(value: Any) -> Any:
+        leaves, context = flatten(value)
+        keys = map(_pytree.GetAttrKey, names(context))
+        return list(zip(keys, leaves, strict=True)), context
+
+    _pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=lambda context: context,
+        flatten_with_keys_fn=with_keys,
+    )
+
+
+# For torch.export: a check that the exported program makes when it runs, and what may be assumed of its symbols.
+# There is no way without them: the import fails, with their names.
+assert_when_run: Any = torch._assert_async
+assume: Any = torch._check
 
 
 def is_observed() -> bool:

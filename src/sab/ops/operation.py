@@ -93,8 +93,14 @@ def run(
         with torch_private.below_autograd():
             outputs = _forward(given, initial, parameters, options, saves)
     hidden, store, c, keys, *attended = Results.of(outputs, cell_name, config.k_top)
-    after = Pass(x.shape[0], x.shape[1], config, state, seen, lengths, device_lengths, weights.w_hh.dtype)
-    return LayerResult(hidden, partial(after.state, store, c, keys), partial(after.attention, store, *attended))
+    first_numbers = state.numbers.clone() if state is not None and state.numbers.shape[1] > 0 else None
+    after = Pass(x.shape[0], x.shape[1], config, first_numbers, seen, device_lengths, weights.w_hh.dtype)
+    return LayerResult(
+        hidden,
+        partial(after.ends, store, c),
+        partial(after.memory, store, keys),
+        partial(after.attention, store, *attended),
+    )
 
 
 def _is_plain(tensors: tuple[Any, ...]) -> bool:
