@@ -17,9 +17,6 @@ from tests.ops.cases import CELLS, INCORPORATIONS, PLAIN, SCORERS, WEIGHTINGS, a
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # torch's, of itself
 OPEN = torch.export.Dim.DYNAMIC
-FIELDS = ("h", "c", "microstates", "keys", "numbers", "steps")
-STATE_SIZES = {"h": {1: OPEN}, "c": {1: OPEN}, "microstates": {1: OPEN, 2: OPEN}, "keys": {1: OPEN, 2: OPEN}}
-STATE_SIZES |= {"numbers": {1: OPEN, 2: OPEN}, "steps": {0: OPEN}}
 
 
 class Model(nn.Module):
@@ -43,17 +40,27 @@ class Streaming(nn.Module):
 
     def forward(self, x: Tensor, state: sab.SABState) -> tuple[Tensor, sab.SABState]:
         output, after = self.layer(x, state)
-        return output, as_state(after)
+        return output, after if isinstance(after, sab.SABState) else after.state
 
 
 def as_state(after: Any) -> sab.SABState:
-    """What a layer returned second as a SABState."""
-    return after if isinstance(after, sab.SABState) else after.state
+    """What a layer returned second as a SABState through which no gradient flows."""
+    return (after if isinstance(after, sab.SABState) else after.state).detach()
 
 
-def tensors(state: sab.SABState) -> dict[str, Tensor]:
-    found = {name: getattr(state, name) for name in FIELDS}
-    return {name: value.detach().as_subclass(Tensor) for name, value in found.items() if value is not None}
+def tensors(state: sab.SABState) -> list[Tensor]:
+    """The tensors of a state in their order."""
+    c = [] if state.c is None else [state.c]
+    return [state.h.as_subclass(Tensor), *c, state.microstates, state.keys, state.numbers, state.steps]
+
+
+def open_sizes(state: sab.SABState) -> list[dict[int, Any]]:
+    """Batch and number of microstates are open."""
+    *others, _ = tensors(state)
+    return [
+        *({1: OPEN} if tensor.dim() == 3 and tensor.is_floating_point() else {1: OPEN, 2: OPEN} for tensor in others),
+        {0: OPEN},
+    ]
 
 
 def float_layer(cell: str, **options: Any) -> Any:
@@ -88,6 +95,25 @@ def test_exported_model_learns() -> None:
         assert found is not None
         assert expected is not None
         assert_close(found, expected, name)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_exported_layer_continues_from_a_state(cell: str) -> None:
+    layer = make_layer(cell, 3, 4, 2, dtype=torch.float32)
+    state = as_state(layer(example(9))[1])
+    sizes = ({0: OPEN, 1: OPEN}, open_sizes(state))
+    exported = torch.export.export(Streaming(layer), (example(6), state), dynamic_shapes=sizes).module()
+    x, state = example(9, 3), as_state(layer(example(21, 3))[1])
+    for piece in (x[:3], x[3:7], x[7:]):  # from an odd and from an even step
+        output, after = layer(piece, state)
+        found, found_after = exported(piece, state)
+        assert_close(found, output)
+        for one, other in zip(tensors(as_state(found_after)), tensors(as_state(after)), strict=True):
+            assert_close(one, other)
+        state = as_state(after)
+    ragged = as_state(layer(example(9, 3), lengths=torch.tensor([9, 4, 8]))[1])
+    with pytest.raises(RuntimeError, match="hx must be a state whose rows have seen the same number of steps"):
+        exported(x, ragged)
 
 
 LOADS = """
@@ -163,8 +189,10 @@ class Several(nn.Module):
 
 
 def session(path: Path) -> Any:
+    import onnx
     import onnxruntime
 
+    onnx.checker.check_model(path, full_check=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(path, options)
@@ -203,6 +231,35 @@ def test_onnx_equals_the_layers(tmp_path: Path) -> None:
             expected = [value for one in model(*part) for value in one]
         for index, (found, value) in enumerate(zip(run(running, *part), expected, strict=True)):
             assert_close(found, value, list(layers)[index // 3])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_onnx_goes_step_by_step_from_an_empty_memory(cell: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra `dev`")
+    layer, x = float_layer(cell), example(12)
+    _, after = layer(x)
+    sizes = ({1: OPEN}, open_sizes(as_state(after)))
+    model = Streaming(layer).eval()
+    sab.export.to_onnx(model, (x[:1], as_state(after)), tmp_path / "step.onnx", dynamic_shapes=sizes)
+    running = session(tmp_path / "step.onnx")
+    state = [tensor[:, :, :0] if tensor.dim() > 2 else torch.zeros_like(tensor) for tensor in tensors(as_state(after))]
+    for index in range(1 + (cell == "lstm")):
+        state[index] = torch.zeros(1, 2, 4)
+    outputs = []
+    for t in range(12):
+        output, *state = run(running, x[t : t + 1], *state)
+        outputs.append(output)
+    with torch.no_grad():
+        assert_close(torch.cat(outputs), layer(x)[0])
+    for one, other in zip(state, tensors(as_state(after)), strict=True):
+        assert_close(one, other)
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "onnx", sys)
+    with pytest.raises(ImportError, match="to_onnx needs onnxscript: pip install onnx onnxscript"):
+        sab.export.to_onnx(sab.SABGRU(3, 4).eval(), (example(6),))
 
 
 def test_what_cannot_be_exported_says_so() -> None:

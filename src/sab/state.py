@@ -325,10 +325,8 @@ class SABState:
     def _seen_by_all(self) -> int | None:
         """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
         seen, steps, numbers = self._seen, self.steps, self.numbers
-        if torch.compiler.is_exporting() and seen is None:
-            return self._seen_when_run()
-        if torch.compiler.is_compiling():
-            return seen  # reading the tensors would break the graph
+        if torch.compiler.is_compiling():  # reading the tensors would break the graph
+            return self._seen_when_run() if seen is None and torch.compiler.is_exporting() else seen
         first = int(steps[0])
         if (steps != first).any():
             return None

@@ -86,7 +86,7 @@ def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None
 
 # For torch.export: a check that the exported program makes when it runs, and what may be assumed of its symbols.
 # There is no way without them: the import fails, with their names.
-assert_when_run: Any = torch._assert_async
+assert_when_run: Any = torch._assert_async  # pyright: ignore[reportPrivateImportUsage]
 assume: Any = torch._check
 
 
