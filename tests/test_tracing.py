@@ -238,7 +238,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = sab.SABLSTM(2, 3, 2, batch_first=True, dropout=0.5, k_top=2, k_trunc=4, dtype=DOUBLE)
+        self.rnn: Any = sab.SABLSTM(2, 3, 2, batch_first=True, dropout=0.5, k_top=2, k_trunc=4, dtype=DOUBLE)
         self.out = nn.Linear(6, 4, dtype=DOUBLE)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,8 +246,21 @@ class Classifier(nn.Module):
         return self.out(torch.cat([h[0] + c[1], h[1]], dim=-1))
 
 
-def test_a_model_that_reads_the_last_state() -> None:
-    model = Classifier()
+class GRUClassifier(Classifier):
+    """The same from a tensor h."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = sab.SABGRU(2, 3, 2, batch_first=True, dropout=0.5, k_top=2, k_trunc=4, dtype=DOUBLE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, h = self.rnn(x)
+        return self.out(torch.cat((h[-2], h[-1]), 1))
+
+
+@pytest.mark.parametrize("kind", [Classifier, GRUClassifier])
+def test_a_model_that_reads_the_last_state(kind: type[Classifier]) -> None:
+    model = kind()
     x = randn(2, 9, 2)
 
     def largest(outputs: Tensor) -> Tensor:
@@ -363,8 +376,8 @@ READS_MICROSTATES = "module must read its layer's output, h, c or attention to b
             {},
             "module must call its layer without lengths",
         ),
-        (Calling(lambda rnn, x: rnn(x)[1].state.microstates[0].sum(1)), {}, READS_MICROSTATES),
-        (Calling(lambda rnn, x: (lambda y, state: y + state.state.keys.sum())(*rnn(x))), {}, READS_MICROSTATES),
+        (Calling(lambda rnn, x: rnn(x)[1].microstates[0].sum(1)), {}, READS_MICROSTATES),
+        (Calling(lambda rnn, x: (lambda y, state: y + state.keys.sum())(*rnn(x))), {}, READS_MICROSTATES),
         (Classifier(), {"row": 2}, "row must be a whole number of at least 0, and at most 1; got 2."),
         (Classifier(), {"layer": 2}, "layer must be a whole number of at least -2, and at most 1; got 2."),
         (Classifier(), {"max_hops": 0}, "max_hops must be a whole number of at least 1, or None; got 0."),

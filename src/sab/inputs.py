@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
 from sab.state import Attention, Memory, SABState, memory_of
@@ -98,10 +99,9 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         x = x.unsqueeze(1)
     elif form.batch_first and packed is None:
         x = x.transpose(0, 1)
-    if 0 in x.shape:
+    if x.shape[0] == 0:
         raise UserValueError(
-            f"input must have at least one step and one row; got shape {list(x.shape)} as [T, B, input_size].",
-            "input",
+            f"input must have at least one step; got shape {list(x.shape)} as [T, B, input_size].", "input"
         )
     if lengths is not None:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
@@ -167,6 +167,9 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
     }
     for name, shape in expected.items():
         tensor = getattr(state, name)
+        if tensor is not None and not (isinstance(tensor, Tensor) and tensor.layout == torch.strided):
+            kind = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UserTypeError(f"hx must have {name} that is a tensor of layout torch.strided; got {kind}.", "hx")
         given = None if tensor is None else list(tensor.shape)
         if given != shape:
             if sequences.is_unbatched:  # shown as the caller sees them, without a batch
@@ -175,8 +178,12 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
             raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
-    if not torch.compiler.is_compiling() and state.steps.min() < 0:
-        raise UserValueError(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
+    if state.steps.device.type != "cpu":
+        raise UserValueError(f"hx must have steps on the CPU; got {state.steps.device}.", "hx")
+    if not torch.compiler.is_compiling():
+        steps = state.steps.tolist()
+        if steps and not (min(steps) >= 0 and max(steps) <= MOST_STEPS):
+            raise UserValueError(f"hx must have steps from 0 to {MOST_STEPS}; got {steps}.", "hx")
 
 
 def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
@@ -199,15 +206,18 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         lengths = torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise UserTypeError(f"{allowed}; got {lengths!r}.", "lengths") from None
+    if batch == 0 and lengths.numel() == 0:
+        lengths = lengths.long()  # an empty list is one of floats to torch
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise UserTypeError(f"{allowed}; got {lengths.dtype}.", "lengths")
     if is_unbatched and lengths.dim() == 0:
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
+    if not torch.compiler.is_compiling() and ((lengths < 1) | (lengths > steps)).any():
         raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
-    return lengths.to(torch.int64)
+    # A copy: the caller may change theirs, and the loops read it as it lies in memory.
+    return lengths.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 
 
 def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:

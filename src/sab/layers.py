@@ -64,6 +64,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
+        proj_size: int = 0,
         k_top: int = SABConfig.k_top,
         k_att: int = SABConfig.k_att,
         k_trunc: int | None = SABConfig.k_trunc,
@@ -85,6 +86,10 @@ class SABLayer(nn.Module, Generic[StateT]):
         self.batch_first = check_bool("batch_first", batch_first)
         self.dropout = check_float("dropout", dropout, minimum=0.0, maximum=1.0)
         self.bidirectional = check_bool("bidirectional", bidirectional)
+        if check_int("proj_size", proj_size, 0) != 0:
+            raise UserValueError(
+                f"proj_size must be 0: the layers with a memory have no projection; got {proj_size}.", "proj_size"
+            )
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UserTypeError(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
         self.config = SABConfig(

@@ -281,6 +281,8 @@ class SABState:
         index = steps_index = rows
         if not isinstance(rows, slice):
             steps_index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))
+            if steps_index.numel() == 0:
+                steps_index = steps_index.long()  # an empty list is one of floats to torch
             index = steps_index.to(self.h.device)
         selected = self._move(lambda tensor: tensor[:, index])
         return selected._with(selected._parts._replace(steps=self.steps[steps_index]))
@@ -327,12 +329,12 @@ class SABState:
         seen, steps, numbers = self._seen, self.steps, self.numbers
         if torch.compiler.is_compiling():  # reading the tensors would break the graph
             return self._seen_when_run() if seen is None and torch.compiler.is_exporting() else seen
-        first = int(steps[0])
-        if (steps != first).any():
+        first, *others = steps.tolist() or [0]
+        if others.count(first) < len(others):
             return None
         if seen is not None and numbers.device.type != "cpu":
             return first  # every slot is in use, and reading them would wait for the device
-        return None if (numbers < 0).any() else first
+        return None if numbers.numel() > 0 and (numbers < 0).any() else first
 
     def _seen_when_run(self) -> int:
         """A symbol for how many steps all rows have seen: an exported program reads and checks its state."""
@@ -351,8 +353,8 @@ def _got(memory: Memory | Pending[Memory]) -> Memory:
 
 
 def attach(h: Any, memory: Memory | Pending[Memory]) -> Any:
-    """h as a SABHidden with this memory; what is no tensor, as in a pytree of something else, stays as it is."""
-    if not isinstance(h, Tensor) or memory_of(h) is memory:
+    """h as a SABHidden with this memory; what cannot be one, as in a pytree of something else, stays as it is."""
+    if not isinstance(h, Tensor) or h.layout != torch.strided or memory_of(h) is memory:
         return h
     if type(h) in _PLAIN:
         alias_of = h._carried.plain if isinstance(h, SABHidden) else h

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as _pytree_module
 from torch.utils.data._utils import collate as _collating
 
+_forward_ad: Any = torch.autograd.forward_ad
 _pytree: Any = _pytree_module
 _C: Any = torch._C
 _autograd: Any = getattr(_C, "_autograd", None)
@@ -19,6 +20,14 @@ _autograd: Any = getattr(_C, "_autograd", None)
 # Whether `torch.func` transforms (vmap, jvp, ...) are active, which only the reference supports.
 # Without it: they always count as active, so that the reference runs everything, correct and slow.
 are_transforms_active: Any = getattr(_C, "_are_functorch_transforms_active", lambda: True)
+
+
+# Whether forward-mode gradients are computed (`torch.autograd.forward_ad`), which only the reference does.
+# Without it: never, and then a tensor's tangent is lost without a word.
+def computes_tangents() -> bool:
+    """Whether a level of `torch.autograd.forward_ad` is entered."""
+    return getattr(_forward_ad, "_current_level", -1) >= 0
+
 
 # How many dispatch modes (fake tensors, profilers of operations, ...) would see an operation.
 # Without it: there may be one, so each call goes through the dispatcher.

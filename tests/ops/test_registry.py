@@ -114,7 +114,7 @@ def test_a_users_scorer_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> N
     attention = {name: p for name, p in layer.named_parameters() if name.startswith("attn")}
     assert attention.keys() == {"attn_w_memory_l0", "attn_w_query_l0"}
     assert all(0 < p.abs().max() <= 0.5 for p in attention.values())
-    assert layer(torch.randn(1, 2, 3))[1].keys.shape == (1, 2, 0, 2)
+    assert layer(torch.randn(1, 2, 3))[1].state.keys.shape == (1, 2, 0, 2)
 
 
 def test_a_users_part_goes_on_from_a_state_and_is_traced(users: tuple[str, str]) -> None:
