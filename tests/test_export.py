@@ -233,19 +233,16 @@ def test_onnx_equals_the_layers(tmp_path: Path) -> None:
             assert_close(found, value, list(layers)[index // 3])
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_onnx_goes_step_by_step_from_an_empty_memory(cell: str, tmp_path: Path) -> None:
+def test_onnx_goes_step_by_step_from_an_empty_memory(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra `dev`")
-    layer, x = float_layer(cell), example(12)
+    layer, x = float_layer("lstm"), example(12)
     _, after = layer(x)
     sizes = ({1: OPEN}, open_sizes(as_state(after)))
     model = Streaming(layer).eval()
     sab.export.to_onnx(model, (x[:1], as_state(after)), tmp_path / "step.onnx", dynamic_shapes=sizes)
     running = session(tmp_path / "step.onnx")
-    state = [tensor[:, :, :0] if tensor.dim() > 2 else torch.zeros_like(tensor) for tensor in tensors(as_state(after))]
-    for index in range(1 + (cell == "lstm")):
-        state[index] = torch.zeros(1, 2, 4)
-    outputs = []
+    h, c, *memory, steps = map(torch.zeros_like, tensors(as_state(after)))
+    state, outputs = [h, c, *(tensor[:, :, :0] for tensor in memory), steps], []
     for t in range(12):
         output, *state = run(running, x[t : t + 1], *state)
         outputs.append(output)
