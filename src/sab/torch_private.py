@@ -34,7 +34,7 @@ def computes_tangents() -> bool:
 _dispatch_modes: Any = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 
 # Whether `torch.jit.trace` records. Without it: nothing is lost; tracing is deprecated.
-_is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
+is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
 
 # A context in which operations do not record for autograd: an implementation's own products and copies.
 # There is no way without it: the import fails, with its name.
@@ -101,7 +101,7 @@ assume: Any = torch._check
 
 def is_observed() -> bool:
     """Whether something other than autograd would see a call of an operation."""
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or is_jit_tracing()
 
 
 def has_saved_tensor_hooks() -> bool:

@@ -83,10 +83,11 @@ def run(
         precision.compute_type(x, weights),
     )
     tensors = (*given, *initial, *parameters)
-    # A trace serves both modes, and torch.jit.trace checks it without gradients.
-    has_grad = torch.is_grad_enabled() or torch.jit.is_tracing()
+    is_plain = _is_plain(tensors)
+    # A trace serves both modes: torch.jit.trace makes it in one and checks it in the other.
+    has_grad = torch.is_grad_enabled() or (not is_plain and torch_private.is_jit_tracing())
     saves = has_grad and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if not _is_plain(tensors):
+    if not is_plain:
         outputs = torch.ops.sab.recurrence.default(*tensors, *options, saves)
     elif saves:
         outputs = _Recurrence.apply(None, options, *tensors)
