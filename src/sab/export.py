@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sab import extras
 from sab.errors import UserTypeError, UserValueError
 from sab.layers import SABLayer
 from sab.ops import reference, schedule
 from sab.ops.arguments import FORWARD, Given, Initial, Options, Parameters, split
 from sab.ops.types import LayerWeights
+from sab.parts.cells import linear
 from sab.parts.registry import CELLS
 from sab.parts.scorers import ScorerWeights
 
@@ -53,11 +55,7 @@ def to_onnx(
     sab.export.to_onnx(model.eval(), (x,), "model.onnx", dynamic_shapes=(open_sizes,))
     ```
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"to_onnx needs {error.name}: pip install onnx onnxscript") from None
+    extras.require("onnx", "onnxscript")
     if not isinstance(model, nn.Module):
         raise UserTypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.", "model")
     _check(model)
@@ -101,7 +99,7 @@ class _Step(nn.Module):
         self.cell, self.config, self.names = options.cell, options.config(), names
 
     def forward(
-        self, seen: Tensor, x_gates: Tensor, h: Tensor, c: Tensor | None, memory: list[Tensor], parameters: list[Tensor]
+        self, seen: Tensor, x: Tensor, h: Tensor, c: Tensor | None, memory: list[Tensor], parameters: list[Tensor]
     ) -> list[Tensor]:
         """The step after `seen` [1] ones: h, c if there is one, and with a memory the key, weights, slots and summary.
 
@@ -112,6 +110,7 @@ class _Step(nn.Module):
         weights = LayerWeights._make([*all_of[:4], ScorerWeights._make(all_of[4:8]), *all_of[8:]])
         nothing = h.new_zeros(h.shape[0], 0, 1)
         microstates, keys, slots = memory or (nothing, nothing, nothing.squeeze(-1))
+        x_gates = linear(x, weights.w_ih, weights.b_ih, weights.norm_ih)
         h_new, c_new, read = reference.step(
             x_gates, h, c, seen, microstates, keys, slots, weights, self.cell, self.config
         )
@@ -127,7 +126,7 @@ def _export_step(options: Options, shapes: Mapping[str, tuple[int, ...]], dtype:
     import onnxscript
 
     op: Any = onnxscript.opset18
-    k_top, (gates, n) = options.k_top, shapes["w_hh"]
+    k_top, (_, inputs), (_, n) = options.k_top, shapes["w_ih"], shapes["w_hh"]
     batch, slots = 3, _empty_slots(options) + 2  # of the example; both stay open
 
     def example(*shape: int) -> Tensor:
@@ -145,7 +144,7 @@ def _export_step(options: Options, shapes: Mapping[str, tuple[int, ...]], dtype:
     parameters = [example(*shape) for shape in shapes.values()]
     exported = torch.export.export(
         _Step(options, tuple(shapes)).eval(),
-        (torch.tensor([1]), example(batch, gates), example(batch, n), c, memory, parameters),
+        (torch.tensor([1]), example(batch, inputs), example(batch, n), c, memory, parameters),
         dynamic_shapes=(
             *(None, {0: rows}, {0: rows}, None if c is None else {0: rows}),
             [{0: rows, 1: places}] * len(memory),
@@ -215,10 +214,7 @@ class _Translator:
         assert not purpose.saves, "without gradients nothing is saved"
         op = _Nodes()
         carried = _first_carried(op, given, initial, parameters, options)
-        x_gates = op("MatMul", given.x, op("Transpose", parameters.w_ih, perm=[1, 0]))
-        if parameters.b_ih is not None:
-            x_gates = op("Add", x_gates, parameters.b_ih)
-        body = self._body(op, x_gates, given.x.dtype, parameters, options)
+        body = self._body(op, given.x, parameters, options)
         steps = op.size(given.x, 0)
         outputs = op.several("Loop", op("Squeeze", steps), None, *carried, outputs=len(body.outputs) - 1, body=body)
         last, collected = outputs[: len(carried)], outputs[len(carried) :]
@@ -244,10 +240,10 @@ class _Translator:
         recorder.nodes.extend(op)
         return results
 
-    def _body(self, outside: _Nodes, x_gates: Any, dtype: Any, parameters: Parameters, options: Options) -> Any:
+    def _body(self, outside: _Nodes, x: Any, parameters: Parameters, options: Options) -> Any:
         """The body of the loop: from what it carries to that after the step, and what of the step is collected."""
         ir, name, states = _ir(), f"recurrence_{next(self._calls)}", 1 + CELLS[options.cell].has_c
-        whole = ir.DataType.INT64
+        dtype, whole = x.dtype, ir.DataType.INT64
         forms = [(whole, 0), (ir.DataType.BOOL, 0), *[(dtype, 2)] * states]  # types and numbers of dimensions
         if options.k_top > 0:
             forms += [(dtype, 3), (dtype, 3), (whole, 2)]
@@ -260,8 +256,8 @@ class _Translator:
         first = options.seen
         first = outside.constant([first]) if isinstance(first, int) else outside("Reshape", first, one)
         seen = before("Add", first, index)
-        x_gates_now = before("Gather", x_gates, index, axis=0)
-        step, found = self._step(outside, [seen, x_gates_now, *carried], parameters, options, dtype)
+        x_now = before("Gather", x, index, axis=0)
+        step, found = self._step(outside, [seen, x_now, *carried], parameters, options, dtype)
         collected = after_step = found[:states]
         if options.k_top > 0:
             key, *read = found[-4:]
@@ -287,11 +283,9 @@ class _Translator:
     ) -> tuple[list[Any], list[Any]]:
         """The nodes of a step and its outputs; its constants go outside."""
         ir = _ir()
-        of_input = ("w_ih", "b_ih")
         used = {name: value for name, value in parameters._asdict().items() if value is not None}
-        used = {name: value for name, value in used.items() if name not in of_input}
         shapes = {name: tuple(map(int, value.shape)) for name, value in used.items()}
-        key = (*options[1:9], *shapes.items(), dtype)
+        key = (options._replace(seen=0), *shapes.items(), dtype)
         if key not in self._steps:
             torch_type = torch.float64 if dtype == ir.DataType.DOUBLE else torch.float32
             self._steps[key] = _export_step(options, shapes, torch_type)

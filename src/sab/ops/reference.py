@@ -6,6 +6,8 @@ the steps they have seen; what that decides (cuts, keeps, ends) is a mask over r
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.ops import schedule
 from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights, fresh_state
+from sab.parts.cells import NORM_EPSILON, linear
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights, turn
 from sab.state import Attention
@@ -31,7 +34,7 @@ def run(
     if state is None:
         state = fresh_state(x, weights, cell_name, config)
     h, c, microstates, keys, numbers, steps, _ = state
-    x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
+    x_gates = linear(x, weights.w_ih, weights.b_ih, weights.norm_ih).to(h.dtype)
     outputs, reads = [], []
     for t, x_gates_t in enumerate(x_gates.unbind(0)):
         seen = steps + t
@@ -64,7 +67,10 @@ def run(
         torch.stack([read.weights for read in reads]),
         torch.stack([read.summary for read in reads]),
     )
-    ends, memory = Ends(h, c), LayerMemory(microstates, keys, numbers)
+    memory = LayerMemory(microstates, keys, numbers)
+    if numbers is state.numbers:  # nothing was kept: what the caller passed in is theirs to change
+        memory = LayerMemory(*(tensor.clone() for tensor in memory))
+    ends = Ends(h, c)
     return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
 
 
@@ -81,8 +87,12 @@ def step(
     config: SABConfig,
 ) -> tuple[Tensor, Tensor | None, Attention]:
     """One step after `seen` ones, from the input's part of the gates: the new h and c, and what was read."""
-    h_gates = F.linear(h, weights.w_hh, weights.b_hh).to(h.dtype)
-    h_new, c_new = CELLS[cell_name].step(x_gates, h_gates, h, c)
+    cell_step = CELLS[cell_name].step
+    if weights.norm_c_weight is not None:
+        cell_step = partial(cell_step, read=partial(_normed_c, weights))
+    h_factor = h if weights.h_mask is None else h * weights.h_mask
+    h_gates = linear(h_factor, weights.w_hh, weights.b_hh, weights.norm_hh).to(h.dtype)
+    h_new, c_new = cell_step(x_gates, h_gates, h, c)
     read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
     if config.k_top > 0 and microstates.shape[1] > 0:
         incorporated = (
@@ -93,6 +103,10 @@ def step(
         has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
         h_new = torch.where(has_read, incorporated, h_new)
     return h_new, c_new, read
+
+
+def _normed_c(weights: LayerWeights, c: Tensor) -> Tensor:
+    return F.layer_norm(c, c.shape[-1:], weights.norm_c_weight, weights.norm_c_bias, NORM_EPSILON).to(c.dtype)
 
 
 def _read(
