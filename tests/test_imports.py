@@ -26,7 +26,8 @@ LIBRARY = {
     "tracing": "errors state parts config inputs ops layers",
     "plot": "errors extras state config tracing",
     "estimators": "errors extras config layers tracing plot",
-    "sab": "errors state config layers tracing plot",
+    "export": "errors extras parts ops layers",
+    "sab": "errors state config layers tracing plot export",
 }
 SHARED = "lab.files lab.locks lab.stored"
 LAB = {
@@ -139,7 +140,8 @@ before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
 packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sympy", "sklearn"}
-heavy = ("sab.lab", "sab.plot", "sab.estimators", "torch._dynamo", "torch._inductor", "sab.ops.triton")
+packages |= {"onnx", "onnxscript"}
+heavy = ("sab.lab", "sab.plot", "sab.estimators", "sab.export", "torch._dynamo", "torch._inductor", "sab.ops.triton")
 bad = [name for name in new if name.split(".")[0] in packages or name.startswith(heavy)]
 assert not bad, bad
 torch.ops.sab.recurrence  # a program of torch.export needs it

@@ -16,6 +16,8 @@ EXTRAS = {
     "matplotlib": "report",
     "ray": "ray",
     "sklearn": "sklearn",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
 }
 """The extra of each package, by the name that it is imported by."""
 PURPOSES = {
@@ -23,6 +25,7 @@ PURPOSES = {
     "report": "figures and the report",
     "ray": "`sab reproduce --on ray`",
     "sklearn": "the estimators of `sab.estimators`",
+    "onnx": "`sab.export.to_onnx`",
 }
 """What each extra is for."""
 
