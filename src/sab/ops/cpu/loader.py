@@ -91,14 +91,13 @@ def _find() -> Library | str:
     try:
         return _load()
     except (LibraryUnavailable, OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
-        logger.warning("there is no compiled CPU backend, so the slower reference does its work: %s", error)
         return str(error)
 
 
 def _load() -> Library:
     found = compiler()
     if found is None:
-        raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
+        raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH; one makes it fast")
     path = _cache_folder() / f"recurrence-{_fingerprint(found)}.so"
     if not path.exists():
         _build(found, path)
