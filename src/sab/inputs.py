@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from sab import torch_private
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
 from sab.state import Attention, SABState
@@ -103,8 +104,10 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
         padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
         x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
-    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(torch_private.unwrapped(x)).any():
         # On a GPU this would wait for the device, so there NaN goes through as in torch.nn.
+        if torch_private.are_transforms_active():
+            raise UserValueError("input must be free of NaN; got NaN inside of a function transform.", "input")
         step, row, _ = torch.isnan(x).nonzero()[0].tolist()
         raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
     return Sequences(x, lengths, packed, is_unbatched, form.batch_first)
@@ -165,8 +168,10 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
             raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
-    if not torch.compiler.is_compiling() and state.steps.min() < 0:
-        raise UserValueError(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
+    if not torch.compiler.is_compiling():
+        steps = torch_private.unwrapped(state.steps)
+        if steps.min() < 0:
+            raise UserValueError(f"hx must have steps of at least 0; got {steps.tolist()}.", "hx")
 
 
 def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
@@ -195,8 +200,10 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
-        raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
+    if not torch.compiler.is_compiling():
+        values = torch_private.unwrapped(lengths)
+        if values.min() < 1 or values.max() > steps:
+            raise UserValueError(f"{allowed}; got {values.tolist()}.", "lengths")
     return lengths.to(torch.int64)
 
 

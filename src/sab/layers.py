@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from sab import torch_private
 from sab.config import NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
@@ -268,7 +269,7 @@ class SABLayer(nn.Module):
         """Warn once of hidden states that have left the usual range, where looking does not wait for a device."""
         if output.device.type != "cpu" or torch.compiler.is_compiling() or output.numel() == 0:
             return
-        lowest, highest = (edge.item() for edge in torch.aminmax(output.detach()))
+        lowest, highest = (edge.item() for edge in torch.aminmax(torch_private.unwrapped(output).detach()))
         if not (lowest >= -USUAL_STATES and highest <= USUAL_STATES):  # true for what is not a number, too
             self._has_warned = True
             warnings.warn(
@@ -488,4 +489,6 @@ def _is_made_at_once(x: Tensor) -> bool:
 def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:
     if lengths is None:
         return seen + steps
-    return None if torch.compiler.is_compiling() or (lengths != steps).any() else seen + steps
+    if torch.compiler.is_compiling() or (torch_private.unwrapped(lengths) != steps).any():
+        return None
+    return seen + steps

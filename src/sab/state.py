@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.errors import UserTypeError, check_int
 
 
@@ -142,8 +143,9 @@ class SABState:
             self._seen is not None and (self.numbers.device.type != "cpu" or not self.numbers.numel())
         ):
             return self._seen  # reading the tensors would break the graph or wait for the device, or they are empty
-        first = int(self.steps[0])
-        return None if (self.steps != first).any() or (self.numbers < 0).any() else first
+        steps, numbers = map(torch_private.unwrapped, (self.steps, self.numbers))
+        first = int(steps.flatten()[0])
+        return None if (steps != first).any() or (numbers < 0).any() else first
 
     def _with_seen(self, seen: int | None) -> SABState:
         """This state, with the number of steps that all rows have seen."""

@@ -22,7 +22,8 @@ _transforms: Any = getattr(_functorch, "get_interpreter_stack", None)
 _are_transforms_active: Any = getattr(_C, "_are_functorch_transforms_active", lambda: True)
 
 # What a transform's tensor wraps, and whether autograd was on outside of `torch.func.grad`.
-# Without one of them: nothing requires a gradient there, and a second derivative raises an error.
+# Without one of them: nothing requires a gradient there, so a second derivative raises an error, and no value of a
+# mapped tensor can be checked.
 _is_wrapped: Any = getattr(_functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
 _unwrapped: Any = getattr(_functorch, "get_unwrapped", None)
 _grad_transform: Any = getattr(_functorch, "CGradInterpreterPtr", None)
@@ -88,11 +89,11 @@ def records_outside_grad(tensors: Iterable[Tensor | None]) -> bool:
     outermost = next((one for one in _transforms() or () if one.key().name == "Grad"), None)
     if outermost is None or not _grad_transform(outermost).prevGradMode():
         return False
-    return any(tensor is not None and _outermost(tensor).requires_grad for tensor in tensors)
+    return any(tensor is not None and unwrapped(tensor).requires_grad for tensor in tensors)
 
 
-def _outermost(tensor: Tensor) -> Tensor:
-    """What is left of a tensor outside of all transforms."""
+def unwrapped(tensor: Tensor) -> Tensor:
+    """A tensor outside of all transforms, whose values can be looked at: with one more dimension where it is mapped."""
     while _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor
@@ -118,11 +119,6 @@ def map_batched(
     plain = [one if dim is None else remove(one, level, 1, 0) for one, dim in zip(gradients, dims, strict=True)]
     count = next(len(one) for one, dim in zip(plain, dims, strict=True) if one is not None and dim is not None)
     return [add(result, dim, level) for result, dim in zip(*rule(count, dims, plain), strict=True)]
-
-
-def hides_values() -> bool:
-    """Whether the values of tensors may not be looked at: a compiler traces, or a transform maps over them."""
-    return torch.compiler.is_compiling() or are_transforms_active()
 
 
 def is_observed() -> bool:
