@@ -20,7 +20,7 @@ LIBRARY = {
     "state": "errors torch_private",
     "parts": "errors state",
     "config": "errors parts",
-    "inputs": "errors state config ops",
+    "inputs": "errors torch_private state config ops",
     "ops": "errors torch_private state parts config",
     "layers": "errors torch_private state parts config inputs ops",
     "tracing": "errors state parts config inputs ops layers",

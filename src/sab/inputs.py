@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from sab import torch_private
 from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
@@ -113,8 +114,10 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
         padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
         x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
-    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(torch_private.unwrapped(x)).any():
         # On a GPU this would wait for the device, so there NaN goes through as in torch.nn.
+        if torch_private.are_transforms_active():
+            raise UserValueError("input must be free of NaN; got NaN inside of a function transform.", "input")
         step, row, _ = torch.isnan(x).nonzero()[0].tolist()
         raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
     return Sequences(x, lengths, packed, is_unbatched, form.batch_first)
@@ -187,7 +190,7 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
     if state.steps.device.type != "cpu":
         raise UserValueError(f"hx must have steps on the CPU; got {state.steps.device}.", "hx")
     if not torch.compiler.is_compiling():
-        steps = state.steps.tolist()
+        steps = torch_private.unwrapped(state.steps).flatten().tolist()
         if steps and not (min(steps) >= 0 and max(steps) <= MOST_STEPS):
             raise UserValueError(f"hx must have steps from 0 to {MOST_STEPS}; got {steps}.", "hx")
 
@@ -220,8 +223,10 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if not torch.compiler.is_compiling() and ((lengths < 1) | (lengths > steps)).any():
-        raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
+    if not torch.compiler.is_compiling():
+        values = torch_private.unwrapped(lengths)
+        if ((values < 1) | (values > steps)).any():
+            raise UserValueError(f"{allowed}; got {values.tolist()}.", "lengths")
     # A copy: the caller may change theirs, and the loops read it as it lies in memory.
     return lengths.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 

@@ -295,7 +295,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         """Warn once of hidden states that have left the usual range, where looking does not wait for a device."""
         if output.device.type != "cpu" or torch.compiler.is_compiling() or output.numel() == 0:
             return
-        lowest, highest = (edge.item() for edge in torch.aminmax(output.detach()))
+        lowest, highest = (edge.item() for edge in torch.aminmax(torch_private.unwrapped(output).detach()))
         if not (lowest >= -USUAL_STATES and highest <= USUAL_STATES):  # true for what is not a number, too
             self._has_warned = True
             warnings.warn(
@@ -561,4 +561,6 @@ def _steps(sequences: Sequences) -> Tensor:
 def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:
     if lengths is None:
         return seen + steps
-    return None if torch.compiler.is_compiling() or (lengths != steps).any() else seen + steps
+    if torch.compiler.is_compiling() or (torch_private.unwrapped(lengths) != steps).any():
+        return None
+    return seen + steps

@@ -329,7 +329,8 @@ class SABState:
         seen, steps, numbers = self._seen, self.steps, self.numbers
         if torch.compiler.is_compiling():  # reading the tensors would break the graph
             return self._seen_when_run() if seen is None and torch.compiler.is_exporting() else seen
-        first, *others = steps.tolist() or [0]
+        steps, numbers = map(torch_private.unwrapped, (steps, numbers))
+        first, *others = steps.flatten().tolist() or [0]
         if others.count(first) < len(others):
             return None
         if seen is not None and numbers.device.type != "cpu":

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import SABConfig
-from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
@@ -33,8 +32,6 @@ def unsupported(
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}"
-    if precision.compute_type(x, weights) not in (torch.float32, torch.float64):
-        return "it computes in float32 and float64 alone"
     if config.k_top > 0 and callable(config.scorer):
         return "it does not take a callable as the scorer"
     return no_plan(x, state, weights) or _missing(*config.part_names(cell_name))
@@ -67,8 +64,9 @@ def overwrites_gates(plan: Plan) -> bool:
 def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     """Run the steps in order; see `sab.ops.buffers` for what is in the buffers."""
     blank(plan, buffers)
-    weights = cast(weights, weights.w_hh.dtype)
-    store, w_hh = buffers.store, weights.w_hh
+    store = buffers.store
+    weights = cast(weights, store.dtype)
+    w_hh = weights.w_hh
     arguments = _arguments(plan, weights)
     bias = store.new_zeros(len(w_hh)) if weights.b_hh is None else weights.b_hh
     packed = {"w_hidden": _pack(w_hh, transposed=True)}
@@ -89,8 +87,9 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """Run the steps in reverse order; see `sab.ops.buffers` for what is in the buffers."""
     blank_work(work)
-    weights = cast(weights, weights.w_hh.dtype)
-    store, w_hh = buffers.store, weights.w_hh
+    store = buffers.store
+    weights = cast(weights, store.dtype)
+    w_hh = weights.w_hh
     arguments = _arguments(plan, weights)
     packed = {"w_hidden_back": _pack(w_hh, transposed=False)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:

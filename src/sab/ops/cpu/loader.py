@@ -137,7 +137,6 @@ def _find() -> Library | str:
     try:
         return _packaged() or _built()
     except (LibraryUnavailable, build.BuildError, OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        logger.warning("there is no compiled CPU backend, so the slower reference does its work: %s", error)
         return str(error)
 
 
@@ -169,7 +168,7 @@ def _built() -> Library:
         for path in sorted(folder.glob(f"recurrence-{_fingerprint()}-*.so"), key=lambda one: -one.stat().st_mtime):
             if (library := _cached(path, "compiled earlier")) is not None:
                 return library
-        raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
+        raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH; one makes it fast")
     path = folder / f"recurrence-{_fingerprint()}-{_version(compiler)}.so"
     origin = f"compiled with {compiler}"
     library = _cached(path, origin)
