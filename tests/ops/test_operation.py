@@ -52,6 +52,8 @@ class Call:
     k_top: int = 2
     first_slots: int = 0
     bias: bool = True
+    layer_norm: bool = False
+    dropout: bool = False
     lengths: list[int] | None = None
     needs: bool = True
     """Whether gradients are needed."""
@@ -75,6 +77,10 @@ class Call:
                 self.new(d) if has_bias else None,
                 self.new(d) if has_bias else None,
             ]
+        norms: list[Tensor | None] = [None] * 4
+        if self.layer_norm:
+            of_c = [self.new(n), self.new(n)] if self.cell == "lstm" else [None, None]
+            norms = [self.new(gates), self.new(gates), *of_c]
         is_concat = self.k_top > 0 and self.incorporate == "concat"
         return (
             self.new(steps, batch, input_size),
@@ -90,6 +96,8 @@ class Call:
             *scorer,
             self.new(n, 2 * n) if is_concat else None,
             self.new(n) if is_concat else None,
+            *norms,
+            torch.rand(batch, n, dtype=DOUBLE).round() * 2 if self.dropout else None,
             "cpu",
             self.cell,
             self.scorer,
@@ -99,6 +107,7 @@ class Call:
             self.k_top,
             k_att,
             3,
+            self.layer_norm,
             self.first_slots * k_att + 1 if self.first_slots > 0 else 0,
             DOUBLE,
             self.needs,
@@ -117,6 +126,9 @@ CALLS = [
     Call(needs=False, first_slots=1),
     Call(fresh=True),
     Call(cell="gru", scorer="affine", incorporate="concat", fresh=True, lengths=[7, 3, 5]),
+    Call(layer_norm=True, dropout=True),
+    Call(cell="gru", layer_norm=True, lengths=[7, 3, 5], k_top=0),
+    Call(cell="rnn_tanh", layer_norm=True, bias=False, needs=False),
 ]
 
 
@@ -129,13 +141,22 @@ def test_it_is_registered_rightly(call: Call) -> None:
 
 
 @needs_library
-def test_its_backward_is_registered_rightly() -> None:
-    flat = Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False).arguments()
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False),
+        Call(layer_norm=True, dropout=True, needs=False),
+    ],
+    ids=str,
+)
+def test_its_backward_is_registered_rightly(call: Call) -> None:
+    flat = call.arguments()
     outputs = torch.ops.sab.recurrence(*flat[:-1], True)
     given, initial, parameters, options, _ = arguments.split(flat, arguments.FORWARD)
     found = dict(zip(arguments.result_names(options), outputs, strict=False))
     outside = [torch.randn_like(found[name]) if name in found else None for name in Outside._fields]
     needs = [tensor is not None for tensor in (*given, *initial, *parameters)]
+    needs[arguments.INPUTS.index("h_mask")] = False  # it is drawn, not learned
     backward = (*outside, *given, *parameters, outputs[1:], *options, needs)
     torch.library.opcheck(torch.ops.sab.recurrence_backward.default, backward)
 
@@ -200,6 +221,8 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
         ("gru", {"scorer": "affine_tanh", "k_top": 3, "weighting": "relu_norm", "max_microstates": 2}),
         ("rnn_tanh", {"scorer": "dot", "k_top": 1, "weighting": "softmax_sink", "incorporate": "add_bounded"}),
         ("lstm", {"k_top": 0}),
+        ("lstm", {"k_top": 2, "layer_norm": True}),
+        ("gru", {"k_top": 0, "layer_norm": True, "bias": False}),
     ],
 )
 def test_a_fresh_state_is_one_of_zeros(backend: str, steps: int, cell: str, options: dict[str, Any]) -> None:
@@ -257,6 +280,8 @@ def initial(layer: Any) -> Any:
         ("gru", {"k_top": 3, "scorer": "affine", "max_microstates": 7, "bidirectional": True}),
         ("rnn_tanh", {"k_top": 20, "scorer": "dot", "incorporate": "concat"}),
         ("lstm", {"k_top": 0}),
+        ("lstm", {"k_top": 3, "layer_norm": True}),
+        ("gru", {"k_top": 3, "layer_norm": True, "bidirectional": True}),
     ],
 )
 def test_the_whole_layer_compiles_into_one_graph(cell: str, options: dict[str, Any]) -> None:
