@@ -381,7 +381,7 @@ def _alias_of(h: Any) -> Any:
 
 
 def plain(h: Tensor) -> Tensor:
-    """h as a graph can take it: the checks of torch.compile's backends refuse other classes than torch's own."""
+    """h as a graph can take it: what torch.compile makes of some operations refuses other classes than torch's own."""
     return _alias_of(h) if torch.compiler.is_compiling() else h
 
 
