@@ -10,7 +10,7 @@ from torch import Tensor
 # The members in their order. The loader refuses a library whose `Arguments` have another size.
 SIZES = """
     steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
-    cell scorer weighting dense incorporation threads shared
+    cell scorer weighting dense incorporation threads shared input_size unpacked
 """.split()
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
@@ -19,6 +19,7 @@ POINTERS = """
     selected turn_rates lengths
     hidden_gates joined dh chain dh_hat
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
+    x w_x b_x microstates numbers
 """.split()
 
 
