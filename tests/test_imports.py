@@ -16,7 +16,7 @@ PACKAGE = "sab"
 LIBRARY = {
     "errors": "",
     "torch_private": "",
-    "state": "errors",
+    "state": "errors torch_private",
     "parts": "errors state",
     "config": "errors parts",
     "inputs": "errors state config ops",

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import sab
 from tests.comparing import selects_surely
-from tests.ops.cases import DOUBLE, Case, assert_close, cases, make_layer, randn, randomize
+from tests.ops.cases import DOUBLE, Case, assert_close, cases, make_layer, randn, randomize, run
 
 
 def ragged_state(cell: str = "lstm", **options: Any) -> tuple[Any, sab.SABState]:
     """A layer and the state after three rows of different length."""
     layer = randomize(make_layer(cell, 2, 3, 2, **{"k_top": 2, "k_att": 1} | options))
-    return layer, layer(randn(6, 3, 2), lengths=[6, 2, 5])[1]
+    return layer, run(layer, randn(6, 3, 2), lengths=[6, 2, 5])[1]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -37,10 +37,14 @@ def test_it_is_a_tuple_like_torchs(cell: str) -> None:
         state[2]
 
 
-def test_its_h_and_c_start_a_layer_with_an_empty_memory() -> None:
+def test_its_h_and_c_have_the_memory_and_plain_tensors_start_with_an_empty_one() -> None:
     layer, state = ragged_state()
-    output, fresh = layer(randn(1, 3, 2), tuple(state))
-    assert_close(output, layer.to_torch()(randn(1, 3, 2), tuple(state))[0])
+    output, end = layer(randn(1, 3, 2), tuple(state))
+    assert_close(output, layer(randn(1, 3, 2), state)[0])
+    assert end.steps.tolist() == [7, 3, 6]
+    plain = tuple(part * 1 for part in state)
+    output, fresh = layer(randn(1, 3, 2), plain)
+    assert_close(output, layer.to_torch()(randn(1, 3, 2), plain)[0])
     assert fresh.steps.tolist() == [1, 1, 1]
 
 
@@ -126,11 +130,11 @@ def test_selected_rows_continue_exactly(cell: str, rows: Any, expected: list[int
     layer, state = ragged_state(cell, incorporate="add_bounded")
     x = randn(5, 3, 2, seed=4)
     assert selects_surely(layer, x, state)
-    whole, whole_state = layer(x, state)
+    whole, whole_state = run(layer, x, state)
     selected = state.select(rows)
     assert selected.h.shape == (2, len(expected), 3)
     assert selected.steps.tolist() == [[6, 2, 5][row] for row in expected]
-    output, end = layer(x[:, expected], selected)
+    output, end = run(layer, x[:, expected], selected)
     assert_close(output, whole[:, expected])
     assert_close(end.h, whole_state.h[:, expected])
     assert torch.equal(end.steps, whole_state.steps[expected])
@@ -139,7 +143,7 @@ def test_selected_rows_continue_exactly(cell: str, rows: Any, expected: list[int
 def test_selection_keeps_the_gradient() -> None:
     layer = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1))
     x = randn(4, 2, 2).requires_grad_()
-    output = layer(randn(2, 1, 2), layer(x)[1].select(1))[0]
+    output = layer(randn(2, 1, 2), layer(x)[1].state.select(1))[0]
     gradient = torch.autograd.grad(output.sum(), x)[0]
     assert gradient[:, 1].any()
     assert not gradient[:, 0].any()
@@ -154,7 +158,7 @@ def test_rows_that_are_not_there(rows: Any) -> None:
 
 @given(cases(), st.integers(0, 6))
 def test_recent_keeps_the_latest_of_each_row(case: Case, count: int) -> None:
-    state = case.layer()(case.x(), lengths=torch.tensor(case.lengths))[1]
+    state = run(case.layer(), case.x(), lengths=torch.tensor(case.lengths))[1]
     recent = state.recent(count)
     assert recent.numbers.shape[-1] == min(count, state.numbers.shape[-1])
     for layer, row in np.ndindex(*state.numbers.shape[:2]):
@@ -204,7 +208,7 @@ def test_torch_save_and_load() -> None:
 
 def test_a_plain_layer_keeps_no_memory() -> None:
     layer = make_layer("gru", 2, 3, k_top=0, k_att=1)
-    state = layer(randn(6, 2, 2))[1]
+    state = layer(randn(6, 2, 2))[1].state
     assert state.microstates.shape == (1, 2, 0, 3)
     assert state.keys.shape[:3] == (1, 2, 0)
     assert state.microstates.dtype == DOUBLE

@@ -4,13 +4,24 @@ from typing import TYPE_CHECKING, Any
 
 from sab.config import SABConfig
 from sab.layers import SABGRU, SABLSTM, SABRNN
-from sab.state import Attention, SABState
+from sab.state import Attention, SABHidden, SABState
 from sab.tracing import Trace, trace
 
 if TYPE_CHECKING:
     from sab import plot as plot
 
-__all__ = ["SABGRU", "SABLSTM", "SABRNN", "Attention", "SABConfig", "SABState", "Trace", "__version__", "trace"]
+__all__ = [
+    "SABGRU",
+    "SABLSTM",
+    "SABRNN",
+    "Attention",
+    "SABConfig",
+    "SABHidden",
+    "SABState",
+    "Trace",
+    "__version__",
+    "trace",
+]
 __version__ = "0.1.0"
 
 

@@ -18,7 +18,8 @@ DEFAULT_SCORER = "cosine"
 NEUTRAL_GATE = 1e-4
 """A start of the gate at which a layer computes nearly what it would without a memory, yet learns to read."""
 MOST_STEPS = 2**31 - 1
-"""How many steps may lie between two microstates or two cuts: places that are counted from there still are numbers."""
+"""How many steps may lie between two microstates or two cuts, or before a call: what is counted from there, and the
+angles of the scorer `cosine`, still are 64-bit numbers."""
 
 # At run time the types of the options hold their choices, from which a command line can be made.
 if TYPE_CHECKING:

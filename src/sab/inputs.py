@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
-from sab.state import Attention, SABState
+from sab.state import Attention, Memory, SABState, memory_of
 
 Input = Tensor | PackedSequence
 InitialState = SABState | Tensor | tuple[Tensor, ...]
@@ -47,6 +48,10 @@ class Sequences(NamedTuple):
     """The input itself where it is packed."""
     is_unbatched: bool
     batch_first: bool
+
+    def without_batch(self, states: Tensor) -> Tensor:
+        """The states [layers, B, ...] in the form of the input."""
+        return states.squeeze(1) if self.is_unbatched else states
 
     def restore(self, output: Tensor) -> Input:
         """An output [T, B, n] in the form of the input."""
@@ -94,10 +99,9 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         x = x.unsqueeze(1)
     elif form.batch_first and packed is None:
         x = x.transpose(0, 1)
-    if 0 in x.shape:
+    if x.shape[0] == 0:
         raise UserValueError(
-            f"input must have at least one step and one row; got shape {list(x.shape)} as [T, B, input_size].",
-            "input",
+            f"input must have at least one step; got shape {list(x.shape)} as [T, B, input_size].", "input"
         )
     if lengths is not None:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
@@ -114,25 +118,31 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     """`hx` as a SABState of the layer, checked; None where there is none."""
     if hx is None:
         return None
-    x, is_unbatched = sequences.x, sequences.is_unbatched
     if isinstance(hx, SABState):
-        state = hx._with_batch() if is_unbatched and hx.h.dim() == 2 else hx
-        _check_state(state, sequences, form)
-        return state
-    layers, batch, dtype = form.layers, x.shape[1], form.dtype
-    given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
-    if is_unbatched:
-        given = [tensor.unsqueeze(1) for tensor in given]
-    state = SABState(
-        h=given[0],
-        c=given[1] if form.has_c else None,
-        microstates=x.new_zeros(layers, batch, 0, form.hidden_size, dtype=dtype),
-        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=dtype),
-        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
-        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
-    )._with_seen(0)
+        state, has_batch = hx, hx.h.dim() == 3
+    else:
+        given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
+        memory = memory_of(given[0])
+        has_batch = memory is not None and given[0].dim() == 3
+        state = SABState._of(given[0], given[1] if form.has_c else None, memory or _empty_memory(sequences, form))
+    if sequences.is_unbatched and not has_batch:
+        state = state._with_batch()
     _check_state(state, sequences, form)
     return state
+
+
+def _empty_memory(sequences: Sequences, form: Form) -> Memory:
+    """That of a state in `torch.nn`'s form."""
+    x, layers, n = sequences.x, form.layers, form.hidden_size
+    batch = x.shape[1]
+    memory = Memory(
+        microstates=x.new_zeros(layers, batch, 0, n, dtype=form.dtype),
+        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=form.dtype),
+        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
+        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
+        seen=0,
+    )
+    return memory.without_batch() if sequences.is_unbatched else memory
 
 
 def reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
@@ -157,6 +167,9 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
     }
     for name, shape in expected.items():
         tensor = getattr(state, name)
+        if tensor is not None and not (isinstance(tensor, Tensor) and tensor.layout == torch.strided):
+            kind = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UserTypeError(f"hx must have {name} that is a tensor of layout torch.strided; got {kind}.", "hx")
         given = None if tensor is None else list(tensor.shape)
         if given != shape:
             if sequences.is_unbatched:  # shown as the caller sees them, without a batch
@@ -165,8 +178,12 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
             raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
-    if not torch.compiler.is_compiling() and state.steps.min() < 0:
-        raise UserValueError(f"hx must have steps of at least 0; got {state.steps.tolist()}.", "hx")
+    if state.steps.device.type != "cpu":
+        raise UserValueError(f"hx must have steps on the CPU; got {state.steps.device}.", "hx")
+    if not torch.compiler.is_compiling():
+        steps = state.steps.tolist()
+        if steps and not (min(steps) >= 0 and max(steps) <= MOST_STEPS):
+            raise UserValueError(f"hx must have steps from 0 to {MOST_STEPS}; got {steps}.", "hx")
 
 
 def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
@@ -189,15 +206,18 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         lengths = torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise UserTypeError(f"{allowed}; got {lengths!r}.", "lengths") from None
+    if batch == 0 and lengths.numel() == 0:
+        lengths = lengths.long()  # an empty list is one of floats to torch
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise UserTypeError(f"{allowed}; got {lengths.dtype}.", "lengths")
     if is_unbatched and lengths.dim() == 0:
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if not torch.compiler.is_compiling() and (lengths.min() < 1 or lengths.max() > steps):
+    if not torch.compiler.is_compiling() and ((lengths < 1) | (lengths > steps)).any():
         raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
-    return lengths.to(torch.int64)
+    # A copy: the caller may change theirs, and the loops read it as it lies in memory.
+    return lengths.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 
 
 def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:

@@ -7,21 +7,26 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from sab import torch_private
 from sab.config import NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
-from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_states
+from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
-from sab.state import Attention, SABState
+from sab.state import Attention, Memory, Pending, SABHidden, SABState, attach
+
+StateT = TypeVar("StateT", SABState, SABHidden)
+"""What a layer returns as its state."""
+AnyState = TypeVar("AnyState", SABState, SABHidden)
 
 _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "bias": "attn_bias", "v": "attn_v"}
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
@@ -35,8 +40,9 @@ _PARAMETERS = (
 """Names of a layer's parameters in the order of `LayerWeights`."""
 
 
-class SABLayer(nn.Module):
-    """What all layers share; the cell makes the difference. A subclass for another cell sets `cell`."""
+class SABLayer(nn.Module, Generic[StateT]):
+    """What all layers share; the cell makes the difference. A subclass for another cell sets `cell`, and as type
+    argument the class of its state: `SABState` for a cell with c, `SABHidden` for the others."""
 
     cell: str
     """Name of the cell, of those in `sab.parts.registry.CELLS`."""
@@ -58,6 +64,7 @@ class SABLayer(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
+        proj_size: int = 0,
         k_top: int = SABConfig.k_top,
         k_att: int = SABConfig.k_att,
         k_trunc: int | None = SABConfig.k_trunc,
@@ -79,6 +86,10 @@ class SABLayer(nn.Module):
         self.batch_first = check_bool("batch_first", batch_first)
         self.dropout = check_float("dropout", dropout, minimum=0.0, maximum=1.0)
         self.bidirectional = check_bool("bidirectional", bidirectional)
+        if check_int("proj_size", proj_size, 0) != 0:
+            raise UserValueError(
+                f"proj_size must be 0: the layers with a memory have no projection; got {proj_size}.", "proj_size"
+            )
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UserTypeError(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
         self.config = SABConfig(
@@ -209,7 +220,7 @@ class SABLayer(nn.Module):
         *,
         lengths: Tensor | None = None,
         return_attention: Literal[False] = False,
-    ) -> tuple[Tensor, SABState]: ...
+    ) -> tuple[Tensor, StateT]: ...
     @overload
     def forward(
         self,
@@ -217,7 +228,7 @@ class SABLayer(nn.Module):
         hx: InitialState | None = None,
         *,
         return_attention: Literal[False] = False,
-    ) -> tuple[PackedSequence, SABState]: ...
+    ) -> tuple[PackedSequence, StateT]: ...
     @overload
     def forward(
         self,
@@ -226,7 +237,7 @@ class SABLayer(nn.Module):
         *,
         lengths: Tensor | None = None,
         return_attention: Literal[True],
-    ) -> tuple[Tensor, SABState, Attention]: ...
+    ) -> tuple[Tensor, StateT, Attention]: ...
     @overload
     def forward(
         self,
@@ -234,7 +245,7 @@ class SABLayer(nn.Module):
         hx: InitialState | None = None,
         *,
         return_attention: Literal[True],
-    ) -> tuple[PackedSequence, SABState, Attention]: ...
+    ) -> tuple[PackedSequence, StateT, Attention]: ...
     def forward(
         self,
         input: Input,
@@ -250,15 +261,15 @@ class SABLayer(nn.Module):
         an LSTM and `h` for the others, which starts with an empty memory. `lengths` [B] is the number of real steps of
         each row: padding is not read, not kept, and has output 0.
 
-        Returns `(output, state)`, and with `return_attention` a third value, an `Attention`, always padded.
+        Returns `(output, state)`, and with `return_attention` a third value, an `Attention`, always padded. The state
+        of an LSTM is a `SABState`, which unpacks as `(h, c)`; that of the others is h, a `SABHidden`: the tensor with
+        the layer's memory attached.
         """
         form = self._form
         sequences = time_major(input, lengths, form)
         output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
-        if sequences.is_unbatched:
-            state = state._without_batch()
         if not return_attention:
             return sequences.restore(output), state
         attention = sequences.restore_attention(make_attention(), self.config.k_top)
@@ -280,7 +291,7 @@ class SABLayer(nn.Module):
 
     def _run_layers(
         self, sequences: Sequences, state: SABState | None
-    ) -> tuple[Tensor, SABState, Callable[[], Attention]]:
+    ) -> tuple[Tensor, SABState | SABHidden, Callable[[], Attention]]:
         x, lengths, config = sequences.x, sequences.lengths, self.config
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
@@ -302,9 +313,6 @@ class SABLayer(nn.Module):
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
 
-        def end() -> SABState:
-            return stack_states([make() for make in states])
-
         def attention() -> Attention:
             attentions = [result.attention() for result in results]
             if self.bidirectional:
@@ -313,11 +321,30 @@ class SABLayer(nn.Module):
                 ]
             return stack_attentions(attentions)
 
-        states = [result.state for result in results]
         seen = None if seen is None else _seen_after(seen, x.shape[0], lengths)
-        if _is_made_at_once(x):
-            return x, end()._with_seen(seen), attention
-        return x, SABState._on_demand(end, seen), attention
+        steps = None if state is None else state.steps + (x.shape[0] if lengths is None else lengths)
+        return x, self._state(sequences, results, steps, seen), attention
+
+    def _state(
+        self, sequences: Sequences, results: list[LayerResult], steps: Tensor | None, seen: int | None
+    ) -> SABState | SABHidden:
+        """The state after the last step, with the numbers of steps that it has seen; None where it began there."""
+        make_ends, make_memories = [result.ends for result in results], [result.memory for result in results]
+
+        def ends() -> tuple[Tensor, Tensor | None]:
+            h, c = stack_ends([make() for make in make_ends])
+            return sequences.without_batch(h), None if c is None else sequences.without_batch(c)
+
+        def memory() -> Memory:
+            after = _steps(sequences) if steps is None else steps
+            found = stack_memories([make() for make in make_memories], after, seen)
+            return found.without_batch() if sequences.is_unbatched else found
+
+        at_once = _is_made_at_once(sequences.x)
+        kept = memory() if at_once else Pending(memory)
+        if not CELLS[self.cell].has_c:
+            return attach(ends()[0], kept)
+        return SABState._of(*ends(), kept) if isinstance(kept, Memory) else SABState._on_demand(ends, kept)
 
     def _weights(self, index: int) -> LayerWeights:
         # By attribute, since a parametrization may compute them.
@@ -331,27 +358,22 @@ class SABLayer(nn.Module):
         layer_state = None if state is None else LayerState.of(state, 0, state._seen_by_all())
         return dispatch.choose(sequences.x, layer_state, self._weights(0), self.cell, self.config)
 
-    def compact(self, state: SABState) -> SABState:
-        """The smallest state that continues exactly as `state` does.
+    def compact(self, state: AnyState) -> AnyState:
+        """The smallest state that continues exactly as `state` does, which is a `SABState` or a `SABHidden`.
 
         Where the query cancels, as in the affine scorers, what once fell out of the k_top best is never selected
         again: with a sparse forward k_top microstates remain. For everything else this is `state` itself.
         """
+        if isinstance(state, SABHidden):
+            return self.compact(state.state)._hidden
         if not isinstance(state, SABState):
-            raise UserTypeError(f"state must be a SABState; got {type(state).__name__}.", "state")
+            raise UserTypeError(f"state must be a SABState or a SABHidden; got {type(state).__name__}.", "state")
         slots, k, scorer = state.microstates.shape[-2], self.config.k_top, self.config.scorer
         query_cancels = isinstance(scorer, str) and SCORERS[scorer].query_cancels
         if not query_cancels or self.config.forward == "dense" or slots <= k:
             return state
         scores = state.keys.squeeze(-1).masked_fill(state.numbers < 0, -torch.inf)
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values
-        rows = best.unsqueeze(-1)
-        return replace(
-            state,
-            microstates=state.microstates.gather(-2, rows.expand(*best.shape, self.hidden_size)),
-            keys=state.keys.gather(-2, rows),
-            numbers=state.numbers.gather(-1, best),
-        )._with_seen(state._seen)
+        return state.at(scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values)
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase, **options: Any) -> Self:
@@ -408,21 +430,21 @@ class SABLayer(nn.Module):
         return ", ".join(parts)
 
 
-class SABLSTM(SABLayer):
+class SABLSTM(SABLayer[SABState]):
     """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
-class SABGRU(SABLayer):
+class SABGRU(SABLayer[SABHidden]):
     """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
-class SABRNN(SABLayer):
+class SABRNN(SABLayer[SABHidden]):
     """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` documents the other `options`."""
 
     cell = "rnn_tanh"
@@ -481,8 +503,18 @@ def _replaced(config: SABConfig, k_top: int) -> SABConfig:
 
 
 def _is_made_at_once(x: Tensor) -> bool:
-    """Whether the state belongs to what is being recorded, so that it cannot be made later."""
-    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    """Whether the state belongs to what is being recorded or transformed, so that it cannot be made later."""
+    if torch.compiler.is_compiling() or torch_private.are_transforms_active():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _steps(sequences: Sequences) -> Tensor:
+    """How many steps each row has, [B]."""
+    if sequences.lengths is not None:
+        return sequences.lengths.clone()
+    steps, batch, _ = sequences.x.shape
+    return torch.full((batch,), steps, dtype=torch.int64, device="cpu")
 
 
 def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:

@@ -9,13 +9,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as _pytree_module
+from torch.utils.data._utils import collate as _collating
 
+_forward_ad: Any = torch.autograd.forward_ad
+_pytree: Any = _pytree_module
 _C: Any = torch._C
 _autograd: Any = getattr(_C, "_autograd", None)
 
 # Whether `torch.func` transforms (vmap, jvp, ...) are active, which only the reference supports.
 # Without it: they always count as active, so that the reference runs everything, correct and slow.
 are_transforms_active: Any = getattr(_C, "_are_functorch_transforms_active", lambda: True)
+
+
+# Whether forward-mode gradients are computed (`torch.autograd.forward_ad`), which only the reference does.
+# Without it: never, and then a tensor's tangent is lost without a word.
+def computes_tangents() -> bool:
+    """Whether a level of `torch.autograd.forward_ad` is entered."""
+    return getattr(_forward_ad, "_current_level", -1) >= 0
+
 
 # How many dispatch modes (fake tensors, profilers of operations, ...) would see an operation.
 # Without it: there may be one, so each call goes through the dispatcher.
@@ -50,6 +62,35 @@ _AUTOCAST_KEYS = {
     for device, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU"))
     if _exclude is not None and hasattr(_C.DispatchKey, key)
 }
+
+# What a subclass of Tensor sets as `__torch_function__` so that operations on it give plain tensors, at no cost.
+# There is no way without it: the import fails, with its name.
+no_torch_function: Any = _C._disabled_torch_function_impl
+
+# How `default_collate` joins values of a type. Without it: it does not know ours, and says so.
+collate_functions: dict[Any, Any] = getattr(_collating, "default_collate_fn_map", {})
+
+
+def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None:
+    """Let `torch.export`, `torch.func` and others see the leaves of a class; `names` are those of its leaves.
+
+    The public way, `torch.export.register_dataclass`, loads all of torch's export.
+    """
+
+    def with_keys(value: Any) -> Any:
+        leaves, context = flatten(value)
+        keys = map(_pytree.GetAttrKey, names(context))
+        return list(zip(keys, leaves, strict=True)), context
+
+    _pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=lambda context: context,
+        flatten_with_keys_fn=with_keys,
+    )
 
 
 def is_observed() -> bool:

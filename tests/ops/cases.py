@@ -72,6 +72,12 @@ def assert_close(actual: Tensor, expected: Tensor, what: str = "", tolerance: fl
     )
 
 
+def run(layer: Any, *arguments: Any, **options: Any) -> Any:
+    """`layer(...)` with the whole state as a SABState, whatever the cell."""
+    output, state, *attention = layer(*arguments, **options)
+    return output, state.state if isinstance(state, sab.SABHidden) else state, *attention
+
+
 def weighted_sum(tensors: list[Tensor], seed: int = 7) -> Tensor:
     """A scalar that depends on every entry of every tensor, each in its own way."""
     generator = torch.Generator().manual_seed(seed)

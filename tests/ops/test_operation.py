@@ -15,14 +15,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sab
 from sab.ops import arguments, dispatch, engines, precision
 from sab.ops import plan as plans
 from sab.ops.buffers import Buffers, Outside, Work
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from tests.comparing import distances_of_scores, selects_surely
-from tests.ops.cases import BACKENDS, DOUBLE, assert_close, cases, gradients, make_layer, randn, randomize, weighted_sum
+from tests.ops.cases import (
+    BACKENDS,
+    DOUBLE,
+    assert_close,
+    cases,
+    gradients,
+    make_layer,
+    randn,
+    randomize,
+    run,
+    weighted_sum,
+)
 
 FAST = [name for name in BACKENDS if name != "reference"]
 needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
@@ -164,7 +174,7 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
             # Lengths only at the end: rows that have seen different numbers of steps are the reference's alone.
             lengths = case.lengths if piece == pieces - 1 else None
             with distances_of_scores() as distances:
-                output, state, attention = layer(x, state, lengths=lengths, return_attention=True)
+                output, state, attention = run(layer, x, state, lengths=lengths, return_attention=True)
             assume(distances.certain())
             keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
             seen += [output, *state, state.microstates, keys, attention.weights, attention.summary]
@@ -196,7 +206,7 @@ def test_a_fresh_state_is_one_of_zeros(backend: str, steps: int, cell: str, opti
     for name in ("reference", backend):
         layer = randomize(make_layer(cell, 3, 4, k_att=2, k_trunc=3, backend=name, **options))
         x = randn(steps, 3, 3).requires_grad_()
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         zeros = torch.zeros_like(state.h)
         assert selects_surely(layer, x)
         assert_close(layer(x, (zeros, zeros) if cell == "lstm" else zeros)[0], output)
@@ -215,11 +225,11 @@ class Compiled:
         self.layer = randomize(make_layer(cell, 3, 5, 2, **options))
         self.compiled: Any = torch.compile(self.layer, fullgraph=True, backend=compiler)
 
-    def check(self, hx: Any = None, **options: Any) -> sab.SABState:
+    def check(self, hx: Any = None, **options: Any) -> Any:
         x = randn(9, 4, 3).requires_grad_()
         found = []
         for layer in (self.layer, self.compiled):
-            output, state = layer(x, hx, **options)
+            output, state = run(layer, x, hx, **options)
             outputs = [output, *state, state.microstates, state.keys]
             leaves = [x, *self.layer.parameters()]
             found.append([*outputs, *torch.autograd.grad(weighted_sum(outputs), leaves)])
@@ -363,7 +373,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(
     exact.load_state_dict(layer.state_dict())
     x = randn(9, 4, 3).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         piece, _ = layer(x, state)
     wide = x.detach().double().requires_grad_()
     expected, expected_state = exact(wide)
@@ -407,7 +417,7 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     layer = make_layer(cell, 3, 4, 2, k_top=2, bidirectional=True, device="meta", backend="triton")
     x = torch.empty(7, 2, 3, device="meta", dtype=DOUBLE, requires_grad=True)
     with Crossings() as crossings:
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         output.sum().backward()
         layer(x, state.detach())[0].sum().backward()
         layer(x, layer.compact(state.detach().select(slice(0, 2))))

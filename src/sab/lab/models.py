@@ -14,7 +14,7 @@ from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_int
 from sab.inputs import InitialState
 from sab.layers import SABGRU, SABLSTM, SABRNN, scale_input_weights
-from sab.state import Attention, SABState
+from sab.state import Attention, SABHidden, SABState
 
 ENCODINGS = ("onehot", "scalar", "vector")
 LAYERS: dict[str, Any] = {
@@ -172,6 +172,8 @@ class SequenceModel(nn.Module):
             hidden, state = self._run_torch(self._encode(inputs), hx)
         else:
             hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+            if isinstance(state, SABHidden):
+                state = state.state
         if kept is not None:
             hidden = hidden * kept.to(hidden.dtype)
         outputs = self.readout(hidden)

@@ -86,7 +86,23 @@ def recurrence(
     None for a state is a fresh one: zeros and an empty memory.
     """
     backend = BACKENDS[choose(x, state, weights, cell_name, config)]
+    if x.shape[1] == 0:
+        return _without_rows(x, lengths, state, weights, cell_name, config)
     return backend.run(x, lengths, state, weights, cell_name, config)
+
+
+def _without_rows(
+    x: Tensor,
+    lengths: Tensor | None,
+    state: LayerState | None,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
+) -> LayerResult:
+    """The result for a batch of no rows, on every backend: empty, and with zeros as the gradients of all weights."""
+    result = _uncompiled_reference(x, lengths, state, weights, cell_name, config)
+    found = (weight for weight in (*weights[:4], *weights.scorer, *weights[5:]) if weight is not None)
+    return result._replace(output=result.output + 0 * sum(weight.sum() for weight in found))
 
 
 def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:

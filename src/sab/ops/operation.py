@@ -33,6 +33,7 @@ from sab.ops.arguments import (
     unpack_buffers,
 )
 from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill
+from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
 from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan, make_plan
@@ -91,8 +92,14 @@ def run(
         with torch_private.below_autograd():
             outputs = _forward(given, initial, parameters, options, saves)
     hidden, store, c, keys, *attended = Results.of(outputs, cell_name, config.k_top)
-    after = Pass(x.shape[0], x.shape[1], config, state, seen, lengths, device_lengths, weights.w_hh.dtype)
-    return LayerResult(hidden, partial(after.state, store, c, keys), partial(after.attention, store, *attended))
+    first_numbers = state.numbers.clone() if state is not None and state.numbers.shape[1] > 0 else None
+    after = Pass(x.shape[0], x.shape[1], config, first_numbers, seen, device_lengths, weights.w_hh.dtype)
+    return LayerResult(
+        hidden,
+        partial(after.ends, store, c),
+        partial(after.memory, store, keys),
+        partial(after.attention, store, *attended),
+    )
 
 
 def _is_plain(tensors: tuple[Any, ...]) -> bool:
@@ -107,6 +114,8 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
 
 
 def _forward(given: Given, initial: Initial, parameters: Parameters, options: Options, saves: bool) -> list[Tensor]:
+    check_inputs(given, initial, parameters, options)
+    given, parameters = as_they_lie(given), as_they_lie(parameters)
     x, compute = given.x, options.compute
     plan, weights = _plan(given, initial, parameters, options), parameters.of_loops()
     loops, first_slots = engine_named(options.engine), plan.first_slots
@@ -164,6 +173,7 @@ def _backward(
     is_last: bool = False,
 ) -> list[Tensor]:
     """The gradients of the inputs that need one. is_last: what was saved is not read again."""
+    given, parameters, outside = as_they_lie(given), as_they_lie(parameters), as_they_lie(outside)
     buffers = unpack_buffers(saved, given.lengths, options)
     plan, weights, loops = _plan_of(buffers, options), parameters.of_loops(), engine_named(options.engine)
     names = [name for name, needed in zip(INPUTS, needs, strict=True) if needed]
@@ -247,11 +257,16 @@ def _on_device(*arguments: Any) -> list[Tensor]:
 
 def _on_device_backward(*arguments: Any) -> list[Tensor]:
     outside, given, parameters, saved, options, needs = split(arguments, BACKWARD)
+    check_inputs(given, _FRESH, parameters, options)
+    buffers = unpack_buffers(saved.buffers, given.lengths, options)
+    check_saved(saved.buffers, _plan_of(buffers, options), options)
     return _backward(outside, given, parameters, saved.buffers, options, needs.needs)
 
 
 def _autograd(keyset: Any, *arguments: Any) -> Any:
     *_, options, purpose = split(arguments, FORWARD)
+    if torch_private.computes_tangents():
+        raise RuntimeError("only the layer's backend='reference' has forward-mode gradients; this call was another's.")
     if purpose.saves and torch.is_grad_enabled():
         return list(_Recurrence.apply(keyset, options, *arguments[: len(INPUTS)]))
     return torch_private.redispatch(torch.ops.sab.recurrence.default, keyset, *arguments)

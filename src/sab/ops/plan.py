@@ -124,6 +124,8 @@ def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> s
             return "the parameters differ from the input in type or device"
     if not torch.compiler.is_compiling() and torch_private.are_transforms_active():
         return "function transforms are active"
+    if torch_private.computes_tangents():
+        return "forward-mode gradients are computed"
     if state is not None and state.seen is None:
         return "the rows of the state have seen different numbers of steps"
     return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.ops import schedule
-from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
+from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights, fresh_state
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights, turn
 from sab.state import Attention
@@ -70,14 +70,13 @@ def run(
         h = _where_rows(goes_on, h_new, h)
         c = None if c is None or c_new is None else _where_rows(goes_on, c_new, c)
 
-    steps = steps + (len(x) if lengths is None else lengths)
     attention = Attention(
         torch.stack([read.numbers for read in reads]),
         torch.stack([read.weights for read in reads]),
         torch.stack([read.summary for read in reads]),
     )
-    end = LayerState(h, c, microstates, keys, numbers, steps)
-    return LayerResult(torch.stack(outputs), lambda: end, lambda: attention)
+    ends, memory = Ends(h, c), LayerMemory(microstates, keys, numbers)
+    return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
 
 
 def _read(

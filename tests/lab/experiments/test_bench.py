@@ -258,8 +258,8 @@ def test_ratios_are_to_the_best_of_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--cases", "X"], "--cases must be one of A, B, C, D, E, F, G, T, n; got 'X'."),
-        (["--cases", "F,"], "--cases must be one of A, B, C, D, E, F, G, T, n; got ''."),
+        (["--cases", "X"], "--cases must be one of A, B, C, D, E, F, G, H, T, n; got 'X'."),
+        (["--cases", "F,"], "--cases must be one of A, B, C, D, E, F, G, H, T, n; got ''."),
         (["--minutes", "0"], "--minutes must be a finite number above 0; got 0.0."),
         (["--seconds", "0"], "--seconds must be a finite number above 0; got 0.0."),
         (["--jobs", "-1"], "--jobs must be a whole number of at least 0; got -1."),

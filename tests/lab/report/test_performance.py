@@ -82,6 +82,12 @@ def test_the_best_of_ours_decides() -> None:
     )
 
 
+def test_each_length_of_a_case_is_judged() -> None:
+    records = [record(case="H", steps=steps, ours=ours) for steps, ours in ((200, 2.0), (3000, 9.0))]
+    assert [one.case for one in performance.verdicts(records)] == ["H, T=200", "H, T=3000"]
+    assert [performance.cells(one)[0] for one in records] == ["H, T=200", "H, T=3000"]
+
+
 def test_a_row_that_something_else_disturbed_is_not_judged() -> None:
     one = record(ours=2.0)
     one["milliseconds"][bench.TORCH]["eager"]["forward+backward"] = {"median": 4.0, "min": 2.5}

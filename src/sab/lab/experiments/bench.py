@@ -95,6 +95,7 @@ CASES = {
     "G": Case(
         "cpu", (1000,), 32, (100,), 10, 2, 10, {DEFAULT: 1.1, "mlp": 1.1, "dot": 1.1, "affine": 1.1}, input_size=10
     ),
+    "H": Case("cpu", (64,), 32, (100, 200, 1000, 3000), 10, 2, 10, {DEFAULT: 1.1}, input_size=10),
     "T": Case(
         "cuda",
         (128,),
@@ -107,7 +108,7 @@ CASES = {
     ),
     "n": Case("cuda", (32, 64, 128, 200, 256, 512, 1000, 1500), 64, (100,), 10, 2, 10, {DEFAULT: None, "mlp": None}),
 }
-"""A to G have targets; T and n are sweeps over the steps and over the hidden size."""
+"""A to H have targets; T and n are sweeps over the steps and over the hidden size."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,22 @@ class Row:
     @property
     def label(self) -> str:
         """The row in a few words."""
-        swept = {"T": f", T={self.steps}", "n": f", n={self.hidden_size}"}.get(self.case, "")
-        return f"case {self.case}{swept}, {self.scorer}, {self.precision}" + (f", {self.beside}" if self.beside else "")
+        case = case_label(self.case, self.steps, self.hidden_size)
+        return f"case {case}, {self.scorer}, {self.precision}" + (f", {self.beside}" if self.beside else "")
 
     @property
     def kernels(self) -> tuple[Any, ...]:
         """Rows in which this is equal run the same kernels."""
         return self.hidden_size, self.batch_size, self.k_top, self.scorer, self.precision
+
+
+def case_label(name: str, steps: int, hidden_size: int) -> str:
+    """A case's name, with the sizes that it varies."""
+    case = CASES.get(name)
+    if case is None:  # a record of an older version may be of another case
+        return name
+    label = f"{name}, T={steps}" if len(case.steps) > 1 else name
+    return f"{label}, n={hidden_size}" if len(case.hidden_sizes) > 1 else label
 
 
 def default_cases(device: torch.device) -> list[str]:

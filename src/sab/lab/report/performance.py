@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from rich.table import Table
 
 from sab.errors import UserValueError
-from sab.lab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST
+from sab.lab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST, case_label
 from sab.lab.report.numbers import NONE
 from sab.lab.stored import first_mismatch, read_json_lines
 
@@ -121,7 +121,7 @@ def verdicts(records: Iterable[Record]) -> list[Verdict]:
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if record["kind"] == "required" and met(record):
-            groups.setdefault((record["device"], record["case"], record["scorer"]), []).append(record)
+            groups.setdefault((record["device"], _case(record), record["scorer"]), []).append(record)
     made: list[Verdict] = []
     for (_, case, scorer), group in groups.items():
         ratios = [(way, ratio[BOTH]) for record in group for way, ratio in record["ratio"].items() if BOTH in ratio]
@@ -158,7 +158,7 @@ def summary(records: Sequence[Record]) -> list[str]:
         within = sum(record["memory_ratio"] <= MEMORY for record in memory)
         sentences.append(
             f"A training step takes at most {MEMORY:g} times nn.LSTM's memory in {within} of {len(memory)} rows; "
-            f"the most is {most['memory_ratio']:.2f} (case {most['case']}, {most['scorer']}, {most['precision']})."
+            f"the most is {most['memory_ratio']:.2f} (case {_case(most)}, {most['scorer']}, {most['precision']})."
         )
     return sentences
 
@@ -166,9 +166,13 @@ def summary(records: Sequence[Record]) -> list[str]:
 # Cells
 
 
+def _case(record: Record) -> str:
+    return case_label(record["case"], record["steps"], record["hidden_size"])
+
+
 def cells(record: Record) -> list[str]:
     """A record as a row below HEADER."""
-    start = [record["case"], memory_of(record), record["precision"], record.get("backend", NONE)]
+    start = [_case(record), memory_of(record), record["precision"], record.get("backend", NONE)]
     target = NONE if record["target"] is None else f"{record['target']:g}"
     if "error" in record:
         return [*start, "failed", *[NONE] * (len(HEADER) - 7), target, NONE]
