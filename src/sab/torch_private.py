@@ -93,6 +93,11 @@ def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None
     )
 
 
+def has_dual_level() -> bool:
+    """Whether tensors may have forward-mode tangents. Without the name: they always may."""
+    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+
+
 def is_observed() -> bool:
     """Whether something other than autograd would see a call of an operation."""
     return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()

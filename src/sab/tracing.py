@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sab.errors import UserTypeError, UserValueError, check_int
+from sab.cells import SABCell
 from sab.layers import SABLayer
 from sab.ops import schedule
 from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay
@@ -143,7 +144,7 @@ def trace(
 def _find_layer(module: Any) -> SABLayer:
     if not isinstance(module, nn.Module):
         raise UserTypeError(f"module must be a torch.nn.Module; got {type(module).__name__}.", "module")
-    layers = [one for one in module.modules() if isinstance(one, SABLayer)]
+    layers = [one for one in module.modules() if isinstance(one, SABLayer) and not isinstance(one, SABCell)]
     if len(layers) != 1:
         raise UserValueError(
             f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module"

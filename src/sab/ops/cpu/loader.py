@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from sab.ops.cpu.arguments import Arguments
+from sab.ops.cpu.arguments import Arguments, Step
 from sab.parts import registry
 
 logger = logging.getLogger("sab")
@@ -45,12 +45,15 @@ class Library:
 
     def __init__(self, path: Path):
         self.functions = ctypes.CDLL(str(path))
-        self.functions.sab_arguments_size.restype = ctypes.c_int64
-        size, expected = self.functions.sab_arguments_size(), ctypes.sizeof(Arguments)
-        if size != expected:
-            raise LibraryUnavailable(
-                f"the compiled loops take arguments of {size} bytes, not {expected}: loop.cpp and arguments.py differ"
-            )
+        for find_size, structure in (("sab_arguments_size", Arguments), ("sab_step_size", Step)):
+            found = getattr(self.functions, find_size)
+            found.restype = ctypes.c_int64
+            size, expected = found(), ctypes.sizeof(structure)
+            if size != expected:
+                raise LibraryUnavailable(
+                    f"the compiled loops take arguments of {size} bytes, not {expected}: "
+                    "loop.cpp and arguments.py differ"
+                )
         self.functions.sab_parts.restype = ctypes.c_char_p
         self.parts: dict[str, dict[str, int]] = {}
         """For each kind the names of its parts, with the indices that the compiled loops take."""

@@ -81,6 +81,22 @@ template <typename T> struct Best {
         scores[place] = score;
         slots[place] = static_cast<int32_t>(slot);
     }
+
+    // The scores of slots 0 to count - 1, in their order. Most are too low: a block without a high one is passed over.
+    void insert_all(const T *all, int64_t count) {
+        constexpr int64_t block = 32;
+        for (int64_t slot = 0; slot < count; slot += block) {
+            int64_t end = std::min(slot + block, count);
+            if (found == k_top && end == slot + block) {
+                T lowest = scores[found - 1];
+                int higher = 0;
+#pragma omp simd reduction(| : higher)
+                for (int64_t j = 0; j < block; j++) higher |= all[slot + j] > lowest;
+                if (!higher) continue;
+            }
+            for (int64_t j = slot; j < end; j++) insert(all[j], j);
+        }
+    }
 };
 
 // One thread's share of a pass: all steps of `rows` rows from row `first` on.
@@ -316,14 +332,14 @@ template <typename T> class Pass {
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
                 const T *query = at(a.query, t, row, d), *v = weight(a.v);
-                if constexpr (scorer.normalises) scaled_query(t, row);
-                for (int64_t slot = 0; slot < used; slot++)
-                    if constexpr (scorer.normalises)
-                        scores[slot] = dot(key(a.keys, row, slot), scratch.data(), d);
-                    else
+                if constexpr (scorer.normalises) scaled_query(t, row), query = scratch.data();
+                if constexpr (scorer.is_product)
+                    multiply_unpacked(1, used, d, query, d, key(a.keys, row, 0), scores.data(), used);
+                else
+                    for (int64_t slot = 0; slot < used; slot++)
                         scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
                 Best<T> found{a.k_top, weights, selected};
-                for (int64_t slot = 0; slot < used; slot++) found.insert(scores[slot], slot);
+                found.insert_all(scores.data(), used);
                 if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
             }
         });

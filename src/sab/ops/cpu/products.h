@@ -142,12 +142,10 @@ template <typename T, int count> typename Panel<T>::Vector sums_of(typename Pane
     }
 }
 
-// c [N] = W [N, K] a [K], with W as it is; N at most as many as there are lanes.
-template <typename T> void multiply_vector(const T *a, const T *weight, int64_t k_size, T *c, int64_t n_size) {
+// The inner products of a [K] with as many rows as a vector has lanes, of which the first n_size go to c.
+template <typename T> void multiply_vector(const T *a, const T *const *rows, int64_t k_size, T *c, int64_t n_size) {
     using Vector = typename Panel<T>::Vector;
     constexpr int lanes = Panel<T>::LANES;
-    const T *rows[lanes];
-    for (int j = 0; j < lanes; j++) rows[j] = weight + std::min<int64_t>(j, n_size - 1) * k_size;
     Vector sums[lanes] = {};
     int64_t k = 0;
     for (; k + lanes <= k_size; k += lanes) {
@@ -169,10 +167,13 @@ void multiply_unpacked(int64_t m_size, int64_t n_size, int64_t k_size, const T *
                        T *c, int64_t c_stride) {
     constexpr int64_t lanes = Panel<T>::LANES, columns = Panel<T>::COLUMNS;
     if (m_size <= 2) {
-        for (int64_t first = 0; first < n_size; first += lanes)
+        const T *rows[lanes];
+        for (int64_t first = 0; first < n_size; first += lanes) {
+            for (int64_t j = 0; j < lanes; j++) rows[j] = weight + std::min(first + j, n_size - 1) * k_size;
             for (int64_t row = 0; row < m_size; row++)
-                multiply_vector(a + row * a_stride, weight + first * k_size, k_size, c + row * c_stride + first,
+                multiply_vector(a + row * a_stride, rows, k_size, c + row * c_stride + first,
                                 std::min(lanes, n_size - first));
+        }
         return;
     }
     static thread_local std::vector<T> panel;
