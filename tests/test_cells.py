@@ -41,7 +41,7 @@ def _h(state: Any) -> Tensor:
 
 
 def _memory(state: Any) -> Any:
-    return (state if isinstance(state, SABState) else state.state)._memory
+    return (state if isinstance(state, SABState) else state.state).__dict__["_memory"]
 
 
 def _run(cell: Any, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
@@ -88,14 +88,14 @@ def test_without_a_memory_it_is_torchs_cell(cls: Any, bias: bool) -> None:
     theirs = cls.torch_class(4, 6, bias=bias, dtype=torch.float64)
     ours = cls.from_torch(theirs, k_top=0, k_trunc=None)
     x = _x(5, 3)
-    for given in (x, x[:, 0]):
+    for steps in (x, x[:, 0]):
         expected, state = [], None
-        for step in given:
+        for step in steps:
             state = theirs(step, state)
             expected.append(state[0] if isinstance(state, tuple) else state)
         with torch.no_grad():
-            _same(_run(ours, given)[0], torch.stack(expected))
-        outputs, _ = _run(ours, given)
+            _same(_run(ours, steps)[0], torch.stack(expected))
+        outputs, _ = _run(ours, steps)
         _same(outputs, torch.stack(expected))
     torch.stack(expected).sum().backward()
     outputs.sum().backward()
@@ -208,7 +208,8 @@ def test_the_layers_forms_of_a_step() -> None:
             for x in (_x(6, 3), _x(6)):
                 whole = x.transpose(0, 1) if batch_first and x.dim() == 3 else x
                 expected, end = layer(whole)
-                outputs, state = [], None
+                outputs: list[Tensor] = []
+                state: Any = None
                 for step in x.split(1):
                     output, state = layer(step.transpose(0, 1) if batch_first and x.dim() == 3 else step, state)
                     assert isinstance(_memory(state), Streamed)
@@ -459,7 +460,8 @@ def test_modes_may_change_between_steps() -> None:
     layer, x = cell.to_layer(), _x(24, 2)
     with torch.no_grad():
         expected, _ = layer(x)
-    state, outputs = None, []
+    state: Any = None
+    outputs = []
     modes = itertools.cycle([torch.no_grad, torch.inference_mode, torch.no_grad, torch.enable_grad])
     for step, mode in zip(x, modes, strict=False):
         with mode():
@@ -500,10 +502,14 @@ def test_what_is_more_than_numbers_goes_the_ordinary_way() -> None:
         with FlopCounterMode(display=False):
             assert cell._stream(x, state) is None
         assert torch.vmap(lambda one: torch.tensor(cell._stream(one, None) is None))(_x(2, 2)).all()
-        assert cell._stream(torch.view_as_complex(_x(2, 2).reshape(2, 4, 2)).conj().imag.contiguous(), state) is not None
+        assert (
+            cell._stream(torch.view_as_complex(_x(2, 2).reshape(2, 4, 2)).conj().imag.contiguous(), state) is not None
+        )
         negative = torch.view_as_complex(_x(2, 2).reshape(2, 4, 2)).conj().imag
         assert negative.is_neg()
-        _same(_h(cell(negative, state)).as_subclass(Tensor), _h(cell(negative.resolve_neg(), state)).as_subclass(Tensor))
+        _same(
+            _h(cell(negative, state)).as_subclass(Tensor), _h(cell(negative.resolve_neg(), state)).as_subclass(Tensor)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -520,9 +526,9 @@ def test_growing_states_are_warned_of() -> None:
         for parameter in cell.parameters():
             parameter.mul_(3)
         state = cell(torch.randn(1, 4))
+        x = torch.randn(200, 1, 4)
         with pytest.warns(UserWarning, match="have left") as caught:
-            for _ in range(200):
-                state = cell(torch.randn(1, 4), state)
+            _run(cell, x, state)
     assert caught[0].filename == __file__
 
 
@@ -545,11 +551,14 @@ def test_nan_is_refused_and_the_stream_goes_on() -> None:
             "input must be of shape [B, input_size] or [input_size] with input_size 4; got [1, 2, 4].",
         ),
         ((torch.zeros(2, 5),), "input must be of shape [B, input_size] or [input_size] with input_size 4; got [2, 5]."),
-        ((torch.zeros(2, 4, dtype=torch.float64),), "input must be of the layer's type torch.float32; got torch.float64."),
+        (
+            (torch.zeros(2, 4, dtype=torch.float64),),
+            "input must be of the layer's type torch.float32; got torch.float64.",
+        ),
         ((torch.zeros(2, 4), torch.zeros(2, 6)), "hx must be (h, c) or a SABState; got 1 tensors."),
         ((torch.zeros(2, 4), 3), "hx must be (h, c) or a SABState; got int."),
         ((torch.zeros(2, 4), (torch.zeros(3, 6),) * 2), "hx must have h of shape [2, 6]; got [3, 6]."),
-        ((torch.zeros(4), (torch.zeros(2, 6),) * 2), "hx must have h of shape [6]; got [6]."),
+        ((torch.zeros(4), (torch.zeros(2, 6),) * 2), "hx must have h of shape [6]; got [2, 6]."),
         ((torch.zeros(2, 4), (torch.zeros(2, 6), torch.zeros(2, 5))), "hx must have c of shape [2, 6]; got [2, 5]."),
     ],
 )

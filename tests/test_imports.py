@@ -22,9 +22,10 @@ LIBRARY = {
     "inputs": "errors state config ops",
     "ops": "errors torch_private state parts config",
     "layers": "errors torch_private state parts config inputs ops",
-    "tracing": "errors state parts config inputs ops layers",
+    "cells": "errors state parts inputs ops layers",
+    "tracing": "errors state parts config inputs ops layers cells",
     "plot": "errors state config tracing",
-    "sab": "errors state config layers tracing plot",
+    "sab": "errors state config layers cells tracing plot",
 }
 SHARED = "lab.files lab.locks lab.stored lab.extras"
 LAB = {

@@ -59,9 +59,9 @@ class SABCell(SABLayer[StateT], Generic[StateT]):
         output, state, _ = self._run_layers(sequences, initial_state(hx, sequences, self._form))
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
-        if isinstance(state, SABHidden):
-            return state.state._without_layers()._hidden
-        return state._without_layers()
+        whole = state.state if isinstance(state, SABHidden) else state
+        after: Any = whole._without_layers()
+        return after.h if isinstance(state, SABHidden) else after
 
     def _shape_of_step(self, input: Any) -> Shape | None:
         if type(input) not in PLAIN or (self.training and not self._has_warned):

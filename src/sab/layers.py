@@ -591,7 +591,7 @@ def _replaced(config: SABConfig, k_top: int) -> SABConfig:
 def _parts_of(hx: Any) -> tuple[Any, Any, Any]:
     """h, c and the memory of what a layer returned; None where `hx` is nothing like that."""
     if type(hx) is SABState:
-        return hx.h, hx.c, hx._memory
+        return hx.h, hx.c, hx.__dict__["_memory"]
     if type(hx) is SABHidden:
         return hx, None, memory_of(hx)
     if type(hx) is tuple and len(hx) == 2 and type(hx[0]) is SABHidden:

@@ -220,6 +220,12 @@ class SABState:
         return _got(self.__dict__["_memory"])
 
     @property
+    def _pending(self) -> Pending[Memory] | None:
+        """The memory where it has not been looked at."""
+        memory = self.__dict__["_memory"]
+        return memory if isinstance(memory, Pending) else None
+
+    @property
     def _seen(self) -> int | None:
         return self._parts.seen
 
@@ -251,7 +257,7 @@ class SABState:
 
     def detach(self) -> SABState:
         """The same state, through which no gradient flows."""
-        memory = self._memory.detached() if isinstance(self._memory, Pending) else None
+        memory = None if self._pending is None else self._pending.detached()
         if memory is None:
             return self._map(Tensor.detach)
         return SABState._of(Tensor.detach(self.h), None if self.c is None else self.c.detach(), memory)
@@ -296,15 +302,16 @@ class SABState:
                 steps_index = steps_index.long()  # an empty list is one of floats to torch
             index = steps_index.to(self.h.device)
         # The batch is counted from the end, since a cell's state has no layers.
-        pick, numbers = (lambda tensor: tensor[..., index, :]), self.numbers[..., index, :]
-        floats = Memory(*(tensor[..., index, :, :] for tensor in self._parts[:2]), numbers, self.steps, self._seen)
-        selected = SABState._of(pick(self.h), None if self.c is None else pick(self.c), floats)
-        return selected._with(selected._parts._replace(steps=self.steps[steps_index]))
+        h, c, numbers = (None if part is None else part[..., index, :] for part in (self.h, self.c, self.numbers))
+        assert h is not None
+        assert numbers is not None
+        selected = SABState._of(h, c, self._parts.map(lambda tensor: tensor[..., index, :, :]))
+        return selected._with(selected._parts._replace(numbers=numbers, steps=self.steps[steps_index]))
 
     def recent(self, count: int) -> SABState:
         """The state with the latest `count` microstates of each row alone: its older ones are forgotten."""
         count = check_int("count", count, 0)
-        memory = self._memory.recent(count) if isinstance(self._memory, Pending) else None
+        memory = None if self._pending is None else self._pending.recent(count)
         if memory is not None:
             return SABState._of(self.h, self.c, memory)
         slots = self.numbers.shape[-1]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sab.errors import UserTypeError, UserValueError, check_int
 from sab.cells import SABCell
+from sab.errors import UserTypeError, UserValueError, check_int
 from sab.layers import SABLayer
 from sab.ops import schedule
 from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay

@@ -22,8 +22,8 @@ from sab import torch_private
 from sab.config import SABConfig
 from sab.ops import schedule
 from sab.ops.buffers import Weights
-from sab.ops.cpu import engine, loader
-from sab.ops.cpu.arguments import Arguments, Step
+from sab.ops.cpu import engine
+from sab.ops.cpu.arguments import Step
 from sab.ops.plan import make_plan
 from sab.ops.types import LayerWeights
 from sab.parts.registry import CELLS
@@ -75,9 +75,7 @@ class Buffer:
         self.used = 0
         """How many slots have been given to states."""
         self.lock = Lock()
-        self.pointers = [
-            (part.data_ptr(), part.stride(1) * part.element_size()) for part in self.parts
-        ]
+        self.pointers = [(part.data_ptr(), part.stride(1) * part.element_size()) for part in self.parts]
 
     def fill(self, parts: Sequence[Tensor]) -> None:
         """Copy these into the first slots."""
@@ -111,10 +109,10 @@ class Streamed(Pending[Memory]):
             buffer, within = self.buffer, slice(self.first, self.last)
             if buffer is not None:
                 with torch.inference_mode(False), torch.no_grad():
-                    copies = [self.shape.of(part[:, within].clone()) for part in buffer.parts]
+                    microstates, keys, numbers = (self.shape.of(part[:, within].clone()) for part in buffer.parts)
                     sizes = () if self.shape.batch is None else (self.shape.batch,)
                     steps = torch.full(sizes, self.seen, dtype=torch.int64, device="cpu")
-                    self._made = Memory(*copies, steps, self.seen)
+                    self._made = Memory(microstates, keys, numbers, steps, self.seen)
                 self.buffer = None
         return self._made
 
