@@ -151,6 +151,7 @@ OPTIONS = [
     {"scorer": lambda microstates, h: (microstates * h.unsqueeze(1)).sum(-1)},
     {"bias": False},
     {"backend": "reference"},
+    {"layer_norm": True},
 ]
 
 
@@ -592,6 +593,12 @@ def test_mistakes_of_construction() -> None:
         (lambda: sab.SABLSTMCell.from_layer(sab.SABLSTM(4, 6, bidirectional=True)), "layer must have one direction"),
         (lambda: sab.SABGRUCell.from_torch(nn.LSTMCell(4, 6)), "module must be a torch.nn.GRUCell; got LSTMCell."),
         (lambda: sab.SABRNNCell(4, 6, nonlinearity="sin"), "nonlinearity must be one of tanh, relu"),
+        (lambda: sab.SABLSTMCell(4, 6, recurrent_dropout=0.5), "an option of a cell must be one of k_top, k_att"),
+        (
+            lambda: sab.SABLSTMCell.from_torch(nn.LSTMCell(4, 6), layer_norm=True),
+            "layer_norm must be False in from_torch",
+        ),
+        (lambda: sab.SABLSTMCell(4, 6, layer_norm=True).to_torch(), "layer_norm must be False for to_torch"),
         (lambda: sab.SABLSTMCell(4, 6, k_top=-1), "k_top must be a whole number of at least 0"),
         (lambda: sab.trace(sab.SABLSTMCell(4, 6), torch.randn(3, 4)), "module must be or have one SAB layer"),
     ):

@@ -302,3 +302,33 @@ def test_a_projection_is_refused_by_name(cls: Any) -> None:
 def test_only_a_state_can_be_compact() -> None:
     with pytest.raises(TypeError, match=r"^state must be a SABState or a SABHidden; got tuple"):
         sab.SABLSTM(3, 4).compact((torch.zeros(1), torch.zeros(1)))  # pyright: ignore[reportArgumentType]
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)], layout=layout)
+
+
+INPUTS_OF_OTHER_KINDS = {
+    "sparse": (lambda: torch.zeros(4, 2, 3).to_sparse(), TypeError, "layout torch.sparse_coo"),
+    "compressed": (lambda: torch.zeros(4, 3).to_sparse_csr(), TypeError, "layout torch.sparse_csr"),
+    "nested": (lambda: nested(torch.strided), TypeError, "a nested tensor"),
+    "jagged": (lambda: nested(torch.jagged), TypeError, "a nested tensor"),
+    "meta": (lambda: torch.zeros(4, 2, 3, device="meta"), ValueError, "the layer's device cpu; got one on meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR).*:UserWarning")
+@pytest.mark.parametrize("kind", INPUTS_OF_OTHER_KINDS)
+def test_an_input_of_another_kind_gets_a_sentence(kind: str) -> None:
+    make, error, words = INPUTS_OF_OTHER_KINDS[kind]
+    with pytest.raises(error) as caught:
+        sab.SABLSTM(3, 5)(make())
+    check_mistake(caught.value, "input", words)
+
+
+def test_a_layer_on_the_meta_device_takes_an_input_from_there_alone() -> None:
+    layer = sab.SABGRU(3, 5, device="meta")
+    output = layer(torch.zeros(4, 2, 3, device="meta"))[0]
+    assert (output.shape, output.device.type) == ((4, 2, 5), "meta")
+    with pytest.raises(UserError, match="the layer's device meta; got one on cpu"):
+        layer(torch.zeros(4, 2, 3))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed
 from hypothesis import assume, given
+from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.comparing import selects_surely
-from tests.ops.cases import Case, assert_close, cases, gradients, make_layer, randn, randomize, run
+from tests.ops.cases import BACKENDS, Case, assert_close, cases, gradients, make_layer, randn, randomize, run
 
 
 @given(cases(max_steps=7))
@@ -143,3 +146,32 @@ def test_attention_of_the_reverse_direction_is_in_the_order_of_the_input() -> No
     _, _, (numbers, _) = layer(randn(5, 1, 3), return_attention=True)
     assert (numbers[0, :, 0, 0] >= 0).tolist() == [False, False, True, True, True]
     assert (numbers[1, :, 0, 0] >= 0).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("table", [lambda row: torch.stack([row, row * 0 + 1], 1)[:, 0],
+                                   lambda row: row.repeat_interleave(2)[::2]])  # fmt: skip
+def test_lengths_are_read_as_torch_reads_them(table: Callable[[Tensor], Tensor], backend: str) -> None:
+    """A column of a table, and other tensors whose numbers do not lie side by side."""
+    layer = randomize(make_layer("lstm", 2, 3, k_top=2, k_att=1, backend=backend))
+    x, lengths = randn(6, 4, 2), [3, 6, 1, 5]
+    expected, end = layer(x, lengths=lengths)
+    output, state = layer(x, lengths=table(torch.tensor(lengths)))
+    assert_close(output, expected)
+    assert_close(state.h, end.h)
+    assert_close(state.microstates, end.microstates)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_expanded_lengths(backend: str) -> None:
+    layer, x = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1, backend=backend)), randn(6, 4, 2)
+    output, h = layer(x, lengths=torch.tensor(2).expand(4))
+    assert_close(output[:2], layer(x[:2])[0])
+    assert not output[2:].any()
+    assert h.state.steps.tolist() == [2, 2, 2, 2]
+
+
+def test_narrow_whole_numbers_are_lengths_too() -> None:
+    layer, x = make_layer("gru", 2, 3), randn(6, 4, 2)
+    for dtype in (torch.int32, torch.uint8):
+        assert_close(layer(x, lengths=torch.tensor([3, 6, 1, 5], dtype=dtype))[0], layer(x, lengths=[3, 6, 1, 5])[0])

@@ -6,6 +6,10 @@ import copy
 import dataclasses
 import io
 import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -16,7 +20,7 @@ from hypothesis import strategies as st
 
 import sab
 from tests.comparing import selects_surely
-from tests.ops.cases import DOUBLE, Case, assert_close, cases, make_layer, randn, randomize, run
+from tests.ops.cases import BACKENDS, DOUBLE, Case, assert_close, cases, make_layer, randn, randomize, run
 
 
 def ragged_state(cell: str = "lstm", **options: Any) -> tuple[Any, sab.SABState]:
@@ -215,6 +219,38 @@ def test_a_plain_layer_keeps_no_memory() -> None:
     assert layer(randn(6, 2, 2), state, return_attention=True)[2].numbers.shape == (6, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "scorer", "k_att"),
+    [("steps", "mlp", 3), ("seen", "cosine", 2), ("seen without microstates", "affine", 1)],
+)
+def test_a_hostile_file_does_not_reach_the_loops(change: str, scorer: str, k_att: int) -> None:
+    """In a process of its own, which such numbers once ended."""
+    program = f"""
+import torch, sab
+layer = sab.SABLSTM(3, 64, k_top=2, k_att={k_att}, scorer={scorer!r})
+x = torch.randn(300, 8, 3)
+state = layer(x)[1].detach()
+stored = state.__getstate__() | {{"_seen": 2**63 - 2}}
+if {change!r} == "steps":
+    stored["steps"] = torch.full((8,), 2**63 - 2)
+if {change!r} == "seen without microstates":
+    stored |= {{name: stored[name][:, :, :0] for name in ("microstates", "keys", "numbers")}}
+hostile = object.__new__(sab.SABState)
+hostile.__setstate__(stored)
+try:
+    output, end = layer(x, hostile)
+    output.sum().backward()
+    print("ran", end.steps[0].item(), bool(output.isfinite().all()))
+except ValueError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    refusal = "hx must have steps from 0 to 2147483647; got [9223372036854775806,"
+    wanted = refusal if change == "steps" else "ran 600 True"
+    assert ran.stdout.startswith(wanted)
+
+
 class TestMadeWhenAskedFor:
     """What a state holds is made when someone looks, and is then what it was after the call."""
 
@@ -257,6 +293,48 @@ class TestMadeWhenAskedFor:
         assert "microstates=" in repr(state)
         with pytest.raises(dataclasses.FrozenInstanceError):
             state.h = state.c  # type: ignore[misc]
+
+    @pytest.mark.parametrize("cell", ["lstm", "gru"])
+    @pytest.mark.parametrize("steps", [1, 5])
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_what_went_in_may_be_changed_after_the_call(self, backend: str, steps: int, cell: str) -> None:
+        """One step keeps no microstate, so that the new memory is the old one."""
+        layer = randomize(make_layer(cell, 2, 3, 2, k_top=2, k_att=2, backend=backend))
+        x, lengths = randn(steps, 2, 2), torch.full((2,), steps)
+        with torch.no_grad():
+            before = run(layer, randn(4, 2, 2, seed=3))[1]
+            expected = run(layer, x, before.clone(), lengths=lengths.clone())[1].clone()
+            given = before.clone()
+            state = run(layer, x, given, lengths=lengths)[1]
+            for tensor in (*given, given.microstates, given.keys, given.numbers, given.steps, lengths, x):
+                tensor.fill_(7)
+        for name in ("h", "microstates", "keys", "numbers", "steps"):
+            assert_close(getattr(state, name), getattr(expected, name), name)
+
+    def test_several_threads_look_first(self) -> None:
+        layer = self.layer()
+        for _ in range(20):
+            state, start = layer(randn(50, 4, 2))[1], Barrier(8)
+
+            def look(name: str, state: Any = state, start: Barrier = start) -> Any:
+                start.wait()
+                return getattr(state, name)
+
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(look, ["h", "c", "microstates", "keys"] * 2))
+            assert all(one is other for one, other in zip(found[:4], found[4:], strict=True))
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("steps", [1, 6])
+    def test_steps_that_were_changed_in_place_count(self, backend: str, steps: int) -> None:
+        """They say where the chain is cut and what is kept, also while there is no microstate."""
+        layer, x = randomize(make_layer("lstm", 2, 3, k_top=2, k_att=3, backend=backend)), randn(5, 2, 2)
+        state = layer(randn(steps, 2, 2))[1].detach()
+        state.steps.add_(1)
+        expected, end = layer(x, dataclasses.replace(state))
+        assert_close(layer(x, state)[0], expected)
+        assert end.steps.tolist() == [steps + 6] * 2
+        assert end.numbers[0, 0, -1] == (steps + 6) // 3 - 1
 
     @pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
     def test_a_compiled_layer_goes_on_from_one_that_nobody_looked_at(self) -> None:

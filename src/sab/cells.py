@@ -9,6 +9,7 @@ from typing import Any, Generic, Self
 import torch
 from torch import Tensor, nn
 
+from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_int
 from sab.inputs import InitialState, Input, Sequences, initial_state, time_major
 from sab.layers import SABGRU, SABLSTM, SABRNN, SABLayer, StateT, neutral_start, with_weights_of
@@ -40,6 +41,9 @@ class SABCell(SABLayer[StateT], Generic[StateT]):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
+        known = [field.name for field in fields(SABConfig)]
+        for name in options:
+            check_choice("an option of a cell", name, known)  # a layer takes more, which belongs to whole sequences
         super().__init__(input_size, hidden_size, bias=bias, device=device, dtype=dtype, **options)
 
     def forward(self, input: Tensor, hx: InitialState | None = None) -> StateT:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -96,6 +100,7 @@ class SABCell(SABLayer[StateT], Generic[StateT]):
 
     def to_torch(self) -> nn.RNNCellBase:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A `torch.nn` cell with this cell's weights: what is left of it without its memory."""
+        self._check_torch_has_it()
         return with_weights_of(self, self.torch_class(**self._arguments(self)))
 
     @classmethod

@@ -35,6 +35,7 @@ class Form(NamedTuple):
     has_memory: bool
     key_size: int
     dtype: torch.dtype
+    device: torch.device
     is_cell: bool = False
     """Whether inputs are single steps, and states have no dimension for layers."""
 
@@ -87,6 +88,11 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         x = input
     else:
         raise UserTypeError(f"input must be a tensor or a PackedSequence; got {type(input).__name__}.", "input")
+    if x.is_nested or x.layout != torch.strided:
+        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
+        raise UserTypeError(f"input must be a dense tensor, or a PackedSequence; got {kind}.", "input")
+    if x.device != form.device:
+        raise UserValueError(f"input must be on the layer's device {form.device}; got one on {x.device}.", "input")
     if x.dim() not in ((2, 3) if packed is None else (3,)) or x.shape[-1] != form.input_size:
         order = "[B, T, input_size]" if form.batch_first else "[T, B, input_size]"
         raise UserValueError(

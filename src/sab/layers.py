@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sab import torch_private
-from sab.config import NEUTRAL_GATE, SABConfig
+from sab.config import MOST_STEPS, NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
-from sab.ops.cpu.stream import MOST_SEEN, PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
+from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
@@ -37,6 +37,7 @@ _PARAMETERS = (
     *("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
     *_SCORER_PARAMETERS.values(),
     *("incorporate_weight", "incorporate_bias"),
+    *("norm_ih", "norm_hh", "norm_c_weight", "norm_c_bias"),
 )
 """Names of a layer's parameters in the order of `LayerWeights`."""
 
@@ -54,6 +55,9 @@ class SABLayer(nn.Module, Generic[StateT]):
     """Whether this takes single steps: one layer, whose parameters are named as those of `torch.nn`'s cells."""
     _stepper: Stepper | None = None
     """The layer's native step, made when it is first needed."""
+    recurrent_dropout: float = 0.0
+    """The probability, in training, that a hidden unit is kept from the recurrent product: at all steps of a call
+    alike, and drawn for each row, layer and direction."""
     _has_warned = True
     """Whether growing hidden states have been warned about, or cannot grow."""
 
@@ -82,6 +86,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         attention_size: int | None = SABConfig.attention_size,
         max_microstates: int | None = SABConfig.max_microstates,
         backend: str = SABConfig.backend,
+        layer_norm: bool = SABConfig.layer_norm,
+        recurrent_dropout: float = 0.0,
     ):
         super().__init__()
         self.input_size = check_int("input_size", input_size, 1)
@@ -95,6 +101,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             raise UserValueError(
                 f"proj_size must be 0: the layers with a memory have no projection; got {proj_size}.", "proj_size"
             )
+        self.recurrent_dropout = check_float("recurrent_dropout", recurrent_dropout, minimum=0.0, below=1.0)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UserTypeError(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
         self.config = SABConfig(
@@ -110,6 +117,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             attention_size=attention_size,
             max_microstates=max_microstates,
             backend=backend,
+            layer_norm=layer_norm,
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -150,6 +158,10 @@ class SABLayer(nn.Module, Generic[StateT]):
         }
         if self.bias:
             shapes |= {"bias_ih": (gates,), "bias_hh": (gates,)}
+        if config.layer_norm:
+            shapes |= {"norm_ih": (gates,), "norm_hh": (gates,)}
+            if CELLS[self.cell].normalises_c:
+                shapes |= {"norm_c_weight": (n,), "norm_c_bias": (n,)}
         if config.k_top == 0:
             return shapes
         if isinstance(config.scorer, str):
@@ -167,7 +179,12 @@ class SABLayer(nn.Module, Generic[StateT]):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return getattr(self, _PARAMETERS[1] + self._suffixes[0]).dtype
+        return self._own_weight.dtype
+
+    @property
+    def _own_weight(self) -> Tensor:
+        """The recurrent weights of the first layer."""
+        return getattr(self, "weight_hh" + self._suffixes[0])
 
     @property
     def _attention_size(self) -> int:
@@ -184,6 +201,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             self.config.k_top > 0,
             self._key_size,
             self._dtype,
+            self._own_weight.device,
             self._is_cell,
         )
 
@@ -191,12 +209,15 @@ class SABLayer(nn.Module, Generic[StateT]):
         """Draw the parameters anew: those of the cell first and as `torch.nn` does, so that with the same random
         seed this layer and `torch.nn`'s start from the same cell, but for the scale of the input weights where
         `input_start` is `fan_in`; then those of the scorer, likewise uniform within 1/sqrt(hidden_size), or 0.3 in
-        the scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`)."""
+        the scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`); the gains of layer
+        norm are 1, its bias 0."""
         bound, config = 1 / math.sqrt(self.hidden_size), self.config
         is_cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(is_cells):
                 nn.init.uniform_(parameter, -bound, bound)
+            elif name.startswith("norm_"):
+                nn.init.constant_(parameter, 0.0 if name.startswith("norm_c_bias") else 1.0)
             if name.startswith("weight_ih") and config.input_start == "fan_in" and config.k_top > 0:
                 scale_input_weights(parameter, self.hidden_size)
         scorer = SCORERS.get(config.scorer) if isinstance(config.scorer, str) else None
@@ -311,7 +332,9 @@ class SABLayer(nn.Module, Generic[StateT]):
 
     def _shape_of_step(self, input: Any) -> Shape | None:
         """The shape of the state of a call with a single step, or None for another call."""
-        if type(input) not in PLAIN or len(self._suffixes) != 1 or (self.training and not self._has_warned):
+        if type(input) not in PLAIN or len(self._suffixes) != 1:
+            return None
+        if self.training and (self.recurrent_dropout > 0 or not self._has_warned):
             return None
         sizes = input.shape
         if len(sizes) == 3 and sizes[self.batch_first] == 1 and sizes[2] == self.input_size:
@@ -338,7 +361,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             nothing = input.new_zeros(shape.of_states)
             return nothing, nothing if stepper.has_c else None, stepper.begin(None, shape, 0)
         seen = state._seen_by_all()
-        if seen is None or seen >= MOST_SEEN or not are_readable((state.h, state.c, *state._parts[:3])):
+        if seen is None or seen >= MOST_STEPS or not are_readable((state.h, state.c, *state._parts[:3])):
             return None
         return state.h, state.c, stepper.begin(state._parts, shape, seen)
 
@@ -377,7 +400,10 @@ class SABLayer(nn.Module, Generic[StateT]):
                 index = layer * self._directions + direction
                 x_directed = reverse(x, lengths) if direction == 1 else x
                 layer_state = None if state is None else LayerState.of(state, index, seen)
-                result = dispatch.recurrence(x_directed, lengths, layer_state, self._weights(index), self.cell, config)
+                weights = self._weights(index)
+                if self.recurrent_dropout > 0 and self.training:
+                    weights = weights._replace(h_mask=self._draw_mask(weights, x.shape[1]))
+                result = dispatch.recurrence(x_directed, lengths, layer_state, weights, self.cell, config)
                 results.append(result)
                 outputs.append(reverse(result.output, lengths) if direction == 1 else result.output)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
@@ -420,7 +446,12 @@ class SABLayer(nn.Module, Generic[StateT]):
     def _weights(self, index: int) -> LayerWeights:
         # By attribute, since a parametrization may compute them.
         values = [None if name is None else getattr(self, name) for name in self._names[index]]
-        return LayerWeights._make([*values[:4], ScorerWeights._make(values[4:8]), *values[8:]])
+        scorer = ScorerWeights._make(values[4:8])
+        return LayerWeights(*values[:4], scorer, *values[8:])  # pyright: ignore[reportCallIssue]
+
+    def _draw_mask(self, weights: LayerWeights, batch: int) -> Tensor:
+        """One mask for all steps, [B, n]: 0 with probability `recurrent_dropout`, else what keeps the mean."""
+        return F.dropout(weights.w_hh.new_ones(batch, self.hidden_size), self.recurrent_dropout)
 
     def _take_weights(self, other: SABLayer[Any], index: int) -> Self:
         """This layer or cell of one layer with the weights of layer `index` of another, and its mode."""
@@ -435,7 +466,10 @@ class SABLayer(nn.Module, Generic[StateT]):
         sequences = self._sequences(input, None)
         state = initial_state(hx, sequences, self._form)
         layer_state = None if state is None else LayerState.of(state, 0, state._seen_by_all())
-        return dispatch.choose(sequences.x, layer_state, self._weights(0), self.cell, self.config)
+        weights = self._weights(0)
+        if self.recurrent_dropout > 0 and self.training:  # any mask: drawing one would change torch's random state
+            weights = weights._replace(h_mask=weights.w_hh.new_ones(sequences.x.shape[1], self.hidden_size))
+        return dispatch.choose(sequences.x, layer_state, weights, self.cell, self.config)
 
     def compact(self, state: AnyState) -> AnyState:
         """The smallest state that continues exactly as `state` does, which is a `SABState` or a `SABHidden`.
@@ -478,7 +512,12 @@ class SABLayer(nn.Module, Generic[StateT]):
 
     def to_torch(self) -> nn.RNNBase:
         """A `torch.nn` layer with this layer's cell: what is left of it without its memory."""
+        self._check_torch_has_it()
         return with_weights_of(self, self._of_torch()(**_constructor_arguments(self)))
+
+    def _check_torch_has_it(self) -> None:
+        if self.config.layer_norm:
+            raise UserValueError("layer_norm must be False for to_torch: torch.nn's layers have none.", "layer_norm")
 
     def extra_repr(self) -> str:
         """What differs from the defaults, sizes first."""
@@ -486,7 +525,9 @@ class SABLayer(nn.Module, Generic[StateT]):
         if isinstance(self, SABRNN):
             parts.append(f"nonlinearity={self.nonlinearity}")
         defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        defaults["recurrent_dropout"] = 0.0
         parts += [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
+        parts += ["layer_norm=True"] if self.config.layer_norm else []
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
         if self.config.k_top > 0:
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
@@ -499,21 +540,22 @@ class SABLayer(nn.Module, Generic[StateT]):
 
 
 class SABLSTM(SABLayer[SABState]):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
+    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options but for
+    `recurrent_dropout`."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
 class SABGRU(SABLayer[SABHidden]):
-    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
+    """`torch.nn.GRU` with a memory of its hidden states; the keyword-only options are those of `SABLSTM`."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
 class SABRNN(SABLayer[SABHidden]):
-    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` documents the other `options`."""
+    """`torch.nn.RNN` with a memory of its hidden states; the other `options` are those of `SABLSTM`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN
@@ -560,7 +602,9 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
 
 
 def neutral_start(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with a gate that is nearly closed, where there is a gate and none is given."""
+    """The options of what starts as a module of torch: a gate that is nearly closed where none is given."""
+    if options.get("layer_norm", False):
+        raise UserValueError("layer_norm must be False in from_torch: torch.nn's layers have none.", "layer_norm")
     gated = [name for name, part in INCORPORATIONS.items() if part.set_share is not None]
     if options.get("incorporate", SABConfig.incorporate) not in gated:
         return options

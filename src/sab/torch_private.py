@@ -6,12 +6,16 @@ which is why `pyproject.toml` bounds its version. Each comment states what a nam
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+import torch._compile
 from torch.utils import _pytree as _pytree_module
 from torch.utils.data._utils import collate as _collating
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _forward_ad: Any = torch.autograd.forward_ad
 _pytree: Any = _pytree_module
 _C: Any = torch._C
@@ -96,6 +100,27 @@ def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None
 def has_dual_level() -> bool:
     """Whether tensors may have forward-mode tangents. Without the name: they always may."""
     return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+
+
+def constant_result(function: FunctionT) -> FunctionT:
+    """Let torch.compile call a function once, while it traces, and take its result as a constant.
+
+    This is `torch.compiler.assume_constant_result` without the import of torch's compiler, which takes as long as that
+    of torch. Without the name: torch.compile traces the function, and fails where it reads files.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+# A function that torch.compile does not look into: `torch.compiler.disable`, which imports torch's compiler when the
+# function is first called and not when it is made. There is no way without it: the import fails, with its name.
+uncompiled: Any = torch._compile._disable_dynamo
+
+
+@constant_result
+def is_compiler_loaded() -> bool:
+    """Whether torch's compiler is imported, so that something may be compiled."""
+    return "torch._dynamo" in sys.modules
 
 
 def is_observed() -> bool:

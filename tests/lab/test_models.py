@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sab
-from sab.errors import UserError
+from sab.errors import UserError, UserValueError
 from sab.lab.models import ModelConfig, SequenceModel
 from tests.ops.cases import CELLS, SCORERS, WEIGHTINGS_AND_FORWARDS, assert_close, gradients, randn, randomize, run
 
@@ -296,3 +296,14 @@ def test_bad_inputs_of_the_model_are_told(encoding: str, inputs: Tensor) -> None
     with pytest.raises(UserError) as caught:
         model(inputs)
     assert "must" in str(caught.value)
+
+
+def test_the_lab_keeps_layer_norm_with_a_run() -> None:
+    config = ModelConfig.from_options({"layer_norm": True, "method": "bptt"})
+    assert config.options()["layer_norm"] is True
+    assert config.layer_config().layer_norm
+    assert config.effective().memory.layer_norm, "a baseline has it too"
+    older = {name: value for name, value in ModelConfig().options().items() if name != "layer_norm"}
+    assert ModelConfig.from_options(older) == ModelConfig()
+    with pytest.raises(UserValueError, match="layer_norm must be False where method is 'torch'; got True"):
+        ModelConfig.from_options({"layer_norm": True, "method": "torch"})

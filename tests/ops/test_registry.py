@@ -59,6 +59,30 @@ def test_a_backend_equals_the_reference_or_refuses(kind: str, name: str, backend
         assert_close(got[index], expected, f"{kind} {name}, tensor {index}", tolerance=1e-9)
 
 
+EXTRAS: list[dict[str, Any]] = [{"layer_norm": True}, {"recurrent_dropout": 0.4}]
+"""Options of the layers that are no parts, and that a backend takes for every cell or refuses."""
+
+
+@pytest.mark.parametrize("k_top", [0, 2])
+@pytest.mark.parametrize("extra", EXTRAS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cell", registry.CELLS)
+def test_a_backend_has_the_cells_other_options_or_refuses(
+    cell: str, backend: str, extra: dict[str, Any], k_top: int
+) -> None:
+    found = []
+    for name in (backend, "reference"):
+        layer = randomize(make_layer(cell, 3, 5, 2, k_top=k_top, k_trunc=3, bidirectional=True, backend=name, **extra))
+        if name == "triton":
+            with pytest.raises(UserValueError, match=f"'triton' does not: it has no {next(iter(extra))}"):
+                layer(randn(7, 2, 3))
+            return
+        torch.manual_seed(4)
+        found.append(results(layer, randn(7, 2, 3)))
+    for index, (got, expected) in enumerate(zip(*found, strict=True)):
+        assert_close(got, expected, f"tensor {index}", tolerance=1e-9)
+
+
 # Parts that a user registers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +17,17 @@ from sab.config import MOST_STEPS
 from sab.errors import UserValueError
 from sab.ops import schedule
 from sab.ops.arguments import INPUTS, Given, Initial, Options, Parameters, unpack_buffers
-from sab.ops.buffers import Buffers, allocate
+from sab.ops.buffers import Buffers, Outside, allocate
 from sab.ops.plan import Plan
 from sab.parts.registry import CELLS, SCORERS
 
-Group = TypeVar("Group", bound=NamedTuple)
+Group = TypeVar("Group", Given, Parameters, Outside)
 
 
 def as_they_lie(group: Group) -> Group:
     """The tensors of a NamedTuple as numbers in memory: torch may have put off to negate one (`Tensor.is_neg`)."""
     if any(tensor is not None and tensor.is_neg() for tensor in group):
-        return type(group)(*(None if tensor is None else tensor.resolve_neg() for tensor in group))
+        group = group._make(None if tensor is None else tensor.resolve_neg() for tensor in group)
     return group
 
 
@@ -66,6 +66,11 @@ def _shapes(
         "b_hh": (gates,),
         "w_incorporate": (n, 2 * n),
         "b_incorporate": (n,),
+        "norm_ih": (gates,),
+        "norm_hh": (gates,),
+        "norm_c_weight": (n,),
+        "norm_c_bias": (n,),
+        "h_mask": (batch, n),
     }
     if CELLS[cell].has_c:
         found["c"] = (batch, n)

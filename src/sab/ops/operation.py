@@ -32,7 +32,7 @@ from sab.ops.arguments import (
     split,
     unpack_buffers,
 )
-from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill
+from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill, gate_bias
 from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
 from sab.ops.gradients import Gradients
@@ -40,7 +40,6 @@ from sab.ops.plan import Plan, make_plan
 from sab.ops.precision import as_type, contiguous
 from sab.ops.results import Pass
 from sab.ops.types import LayerResult, LayerState, LayerWeights
-from sab.parts.registry import CELLS
 from sab.parts.scorers import ScorerWeights
 
 _PLAIN = frozenset((torch.nn.Parameter, type(None), Tensor))
@@ -79,6 +78,7 @@ def run(
         config.k_top,
         config.k_att,
         config.k_trunc or 0,
+        config.layer_norm,
         seen,
         precision.compute_type(x, weights),
     )
@@ -120,9 +120,9 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
     plan, weights = _plan(given, initial, parameters, options), parameters.of_loops()
     loops, first_slots = engine_named(options.engine), plan.first_slots
     with precision.products(x, compute):
-        gates = F.linear(
-            contiguous(as_type(x, compute)), as_type(parameters.w_ih, compute), _gate_bias(parameters, options)
-        )
+        bias = None if options.layer_norm else gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
+        bias = None if bias is None else as_type(bias, compute)
+        gates = F.linear(contiguous(as_type(x, compute)), as_type(parameters.w_ih, compute), bias)
         buffers = allocate(plan, gates, loops.pack(plan, weights, compute), given.lengths)
         store = buffers.store
         if first_slots > 0:
@@ -138,15 +138,6 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
         # A copy, so that whoever changes the output in place changes neither the state nor what the backward reads.
         hidden = store[first_slots + 1 :].to(parameters.w_hh.dtype, copy=True)
     return pack_results(hidden, buffers, options, saves)
-
-
-def _gate_bias(parameters: Parameters, options: Options) -> Tensor | None:
-    """The bias that is the same for all steps, in the compute type."""
-    b_ih, b_hh = parameters.b_ih, parameters.b_hh
-    if b_ih is None:
-        return None
-    joined = b_ih if b_hh is None or CELLS[options.cell].splits_gates else b_ih + b_hh
-    return as_type(joined, options.compute)
 
 
 def _plan(given: Given, initial: Initial, parameters: Parameters, options: Options) -> Plan:

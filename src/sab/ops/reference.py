@@ -6,6 +6,8 @@ the steps they have seen; what that decides (cuts, keeps, ends) is a mask over r
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.ops import schedule
 from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights, fresh_state
+from sab.parts.cells import NORM_EPSILON, linear
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights, turn
 from sab.state import Attention
@@ -33,7 +36,8 @@ def run(
         state = fresh_state(x, weights, cell_name, config)
     incorporation = INCORPORATIONS[config.incorporate]
     h, c, microstates, keys, numbers, steps, _ = state
-    x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
+    step = cell.step if weights.norm_c_weight is None else partial(cell.step, read=partial(_normed_c, weights))
+    x_gates = linear(x, weights.w_ih, weights.b_ih, weights.norm_ih).to(h.dtype)
     outputs, reads = [], []
     for t, x_gates_t in enumerate(x_gates.unbind(0)):
         seen = steps + t
@@ -45,8 +49,9 @@ def run(
             h_in = _where_rows(cut, h.detach(), h)
             c_in = None if c is None else _where_rows(cut, c.detach(), c)
 
-        h_gates = F.linear(h_in, weights.w_hh, weights.b_hh).to(h.dtype)
-        h_new, c_new = cell.step(x_gates_t, h_gates, h_in, c_in)
+        h_factor = h_in if weights.h_mask is None else h_in * weights.h_mask
+        h_gates = linear(h_factor, weights.w_hh, weights.b_hh, weights.norm_hh).to(h.dtype)
+        h_new, c_new = step(x_gates_t, h_gates, h_in, c_in)
 
         read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
         if config.k_top > 0 and microstates.shape[1] > 0:
@@ -75,8 +80,15 @@ def run(
         torch.stack([read.weights for read in reads]),
         torch.stack([read.summary for read in reads]),
     )
-    ends, memory = Ends(h, c), LayerMemory(microstates, keys, numbers)
+    memory = LayerMemory(microstates, keys, numbers)
+    if numbers is state.numbers:  # nothing was kept: what the caller passed in is theirs to change
+        memory = LayerMemory(*(tensor.clone() for tensor in memory))
+    ends = Ends(h, c)
     return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
+
+
+def _normed_c(weights: LayerWeights, c: Tensor) -> Tensor:
+    return F.layer_norm(c, c.shape[-1:], weights.norm_c_weight, weights.norm_c_bias, NORM_EPSILON).to(c.dtype)
 
 
 def _read(

@@ -24,6 +24,13 @@ class LayerWeights(NamedTuple):
     scorer: ScorerWeights
     incorporate_weight: Tensor | None
     incorporate_bias: Tensor | None
+    norm_ih: Tensor | None = None
+    norm_hh: Tensor | None = None
+    norm_c_weight: Tensor | None = None
+    norm_c_bias: Tensor | None = None
+    h_mask: Tensor | None = None
+    """No parameter: what the hidden states are multiplied with where they enter the recurrent product, [B, n]; None
+    without recurrent dropout."""
 
 
 class LayerState(NamedTuple):

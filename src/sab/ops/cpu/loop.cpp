@@ -38,16 +38,21 @@ struct Arguments {
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
+    // Gains of the layer norm of the two products, the bias of the input's, gain and bias of that of c; the mask of
+    // recurrent dropout, [row, n]. Null without these options.
+    const void *norm_ih, *norm_hh, *b_input, *norm_c_weight, *norm_c_bias, *h_mask;
     // Forward: gates come in as the input's part and go out as activations.
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary, *mapped;
     void *key_scale, *query_scale, *scores;
+    void *x_normed, *x_scale, *h_normed, *h_scale;
     int32_t *selected;
     const int32_t *turn_rates;  // of the entries of keys and queries; see sab/parts/scorers.py
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
-    void *hidden_gates, *joined, *dh, *chain, *dh_hat;
+    void *hidden_gates, *joined, *dh, *chain, *dh_hat, *masked;
     // Backward; dstore, dkeys, dsummary and dweights come in as the gradients from outside.
     void *dstore, *dc, *dcells, *dgates, *dhidden, *dquery, *dkeys, *dsummary, *dweights, *dincorporated, *dv;
+    void *dnorm_ih, *dnorm_hh, *db_ih, *db_hh, *dnorm_c_weight, *dnorm_c_bias;
     // A step of a stream, null elsewhere: the inputs, from which the gates are made here, and the memory, [row, slot, n]
     // with room for `slots` of them, as `keys` and the numbers are.
     const void *x, *w_x, *b_x;
@@ -104,10 +109,11 @@ template <typename T> class Pass {
     const Arguments &a;
     const Schedule schedule;
     const int64_t thread, threads, first, rows, n, d, gate_size;
-    const bool query_cancels;
+    const bool query_cancels, splits_gates;
     std::vector<T> scores;  // of all slots of one row
     std::vector<T> scratch, total;  // for one key or query
     std::vector<T> cosines, sines;  // of the angles by which pairs of entries are turned at the present step
+    std::vector<T> normed_c, dread;  // of one row's layer norm of c
 
   public:
     Pass(const Arguments &a, int64_t thread, int64_t threads)
@@ -117,7 +123,9 @@ template <typename T> class Pass {
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
           query_cancels(a.k_top > 0 &&
                         visit(Scorers{}, a.scorer, [](auto scorer) { return scorer.query_cancels; })),
-          scores(schedule.slots_at(a.steps) + 1), scratch(d), total(d), cosines(d / 2), sines(d / 2) {}
+          splits_gates(visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; })),
+          scores(schedule.slots_at(a.steps) + 1), scratch(d), total(d), cosines(d / 2), sines(d / 2),
+          normed_c(a.norm_c_weight == nullptr ? 0 : n), dread(normed_c.size()) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
@@ -133,7 +141,7 @@ template <typename T> class Pass {
             }
         if (a.x != nullptr) input_forward();
         for (int64_t t = 0; t < a.steps; t++) {
-            product(gate_size, n, hidden(a.store, t - 1, 0), n, a.w_hidden, hidden_gates, gate_size, false);
+            product(gate_size, n, entering(t), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
             face(t);
             int64_t used = schedule.slots_at(t);
@@ -185,9 +193,15 @@ template <typename T> class Pass {
             if (schedule.cuts_before(t)) {
                 std::fill(chain, chain + rows * n, T(0));
                 if (a.dc != nullptr) memset(at(a.dc, 0, first, n), 0, rows * n * sizeof(T));
-            } else {
+            } else if (a.h_mask == nullptr) {
                 product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back, at(a.chain, 0, 0, n),
                         n, reads_h);
+            } else {
+                if (!reads_h) std::fill(chain, chain + rows * n, T(0));
+                product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back,
+                        at(a.masked, 0, 0, n), n, false);
+                const T *mask = weight(a.h_mask) + first * n, *dmasked = at(a.masked, 0, first, n);
+                for (int64_t j = 0; j < rows * n; j++) chain[j] += mask[j] * dmasked[j];
             }
         }
         T *dh_first = hidden(a.dstore, -1, first);
@@ -264,16 +278,54 @@ template <typename T> class Pass {
 
     // The inputs' part of the gates, in a step of a stream.
     void input_forward() const {
-        product(gate_size, a.input_size, static_cast<const T *>(a.x), a.input_size, a.w_x, at(a.gates, 0, 0, gate_size),
-                gate_size, false);
-        bool splits_gates = visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; });
+        product(gate_size, a.input_size, weight(a.x), a.input_size, a.w_x, at(a.gates, 0, 0, gate_size), gate_size, false);
         for (int64_t row = first; row < first + rows; row++) {
             add_scaled(at(a.gates, 0, row, gate_size), T(1), weight(a.b_x), gate_size);
             if (!splits_gates) add_scaled(at(a.gates, 0, row, gate_size), T(1), weight(a.b_hidden), gate_size);
         }
     }
 
-    void cell_forward(int64_t t, int64_t row, const T *h_gates) const {
+    // What enters the recurrent product of step t, from the batch's first row on: the hidden states before it, masked
+    // where there is a mask.
+    const T *entering(int64_t t) const {
+        if (a.h_mask == nullptr) return hidden(a.store, t - 1, 0);
+        const T *mask = weight(a.h_mask) + first * n, *h = hidden(a.store, t - 1, first);
+        T *masked = at(a.masked, 0, first, n);
+        for (int64_t j = 0; j < rows * n; j++) masked[j] = mask[j] * h[j];
+        return at(a.masked, 0, 0, n);
+    }
+
+    // Layer norm of a row's two products, in place.
+    void normalise_gates(int64_t t, int64_t row, T *x_gates, T *h_gates) const {
+        T *x_normed = at(a.x_normed, t, row, gate_size), *h_normed = at(a.h_normed, t, row, gate_size);
+        T &x_scale = *at(a.x_scale, t, row, 1), &h_scale = *at(a.h_scale, t, row, 1);
+        if (ended(t, row)) {
+            x_scale = h_scale = 0;
+            for (T *normed : {x_normed, h_normed}) memset(normed, 0, gate_size * sizeof(T));
+            return;
+        }
+        x_scale = normalise(x_gates, x_normed, gate_size);
+        h_scale = normalise(h_gates, h_normed, gate_size);
+        const T *x_gain = weight(a.norm_ih), *h_gain = weight(a.norm_hh), *bias = weight(a.b_input);
+#pragma omp simd
+        for (int64_t j = 0; j < gate_size; j++) {
+            x_gates[j] = x_gain[j] * x_normed[j] + bias[j];
+            h_gates[j] = h_gain[j] * h_normed[j];
+        }
+    }
+
+    // The gradients of the products, in the place of those of their layer norms.
+    void normalise_gates_backward(int64_t t, int64_t row, T *dgates, T *dh_gates) const {
+        if (!splits_gates) memcpy(dh_gates, dgates, gate_size * sizeof(T));
+        add_scaled(at(a.db_ih, 0, row, gate_size), T(1), dgates, gate_size);
+        if (splits_gates) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), dh_gates, gate_size);
+        normalise_backward(dgates, at(a.x_normed, t, row, gate_size), weight(a.norm_ih), *at(a.x_scale, t, row, 1),
+                           at(a.dnorm_ih, 0, row, gate_size), gate_size);
+        normalise_backward(dh_gates, at(a.h_normed, t, row, gate_size), weight(a.norm_hh), *at(a.h_scale, t, row, 1),
+                           at(a.dnorm_hh, 0, row, gate_size), gate_size);
+    }
+
+    void cell_forward(int64_t t, int64_t row, T *h_gates) const {
         CellForward<T> s{n,
                          at(a.gates, t, row, gate_size),
                          h_gates,
@@ -282,14 +334,17 @@ template <typename T> class Pass {
                          at(a.c, t, row, n),
                          at(a.c, t + 1, row, n),
                          at(a.hidden_new, t, row, n),
-                         at(a.h_hat, t, row, n)};
+                         at(a.h_hat, t, row, n),
+                         weight(a.norm_c_weight),
+                         weight(a.norm_c_bias)};
+        if (a.norm_ih != nullptr) normalise_gates(t, row, s.gates, h_gates);
         if (!ended(t, row)) return visit(Cells{}, a.cell, [&](auto cell) { cell.forward(s); });
         memset(s.gates, 0, gate_size * sizeof(T));
         for (T *states : {s.h_hat, s.c_new, s.hidden_new})
             if (states != nullptr) memset(states, 0, n * sizeof(T));
     }
 
-    void cell_backward(int64_t t, int64_t row, const T *dh_hat, T *chain) const {
+    void cell_backward(int64_t t, int64_t row, const T *dh_hat, T *chain) {
         CellBackward<T> s{n,
                           at(a.gates, t, row, gate_size),
                           hidden(a.store, t - 1, row),
@@ -300,9 +355,16 @@ template <typename T> class Pass {
                           at(a.dc, 0, row, n),
                           at(a.dgates, t, row, gate_size),
                           at(a.dhidden, t, row, gate_size),
-                          chain};
+                          chain,
+                          weight(a.norm_c_weight),
+                          weight(a.norm_c_bias),
+                          at(a.dnorm_c_weight, 0, row, n),
+                          at(a.dnorm_c_bias, 0, row, n),
+                          normed_c.data(),
+                          dread.data()};
         if (a.dcells != nullptr) add_scaled(s.dc, T(1), at(a.dcells, t, row, n), n);
         visit(Cells{}, a.cell, [&](auto cell) { cell.backward(s); });
+        if (a.norm_ih != nullptr) normalise_gates_backward(t, row, s.dgates, s.dh_gates);
     }
 
     // The queries of a step, where they are vectors.

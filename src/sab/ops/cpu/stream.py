@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sab import torch_private
-from sab.config import SABConfig
+from sab.config import MOST_STEPS, SABConfig
 from sab.ops import schedule
 from sab.ops.buffers import Weights
 from sab.ops.cpu import engine
@@ -31,8 +31,6 @@ from sab.state import Memory, Pending, SABHidden
 
 FEWEST_SLOTS = 16
 """Room in the buffer of a new stream."""
-MOST_SEEN = 2**62
-"""Steps after which a stream goes through the ordinary path: counts on from here would not fit the native integers."""
 PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
 """Types of tensors that are nothing but memory."""
 _making = Lock()
@@ -181,7 +179,7 @@ class Stepper:
         buffer, states = memory.buffer, (h,) if c is None else (h, c)
         return (
             buffer is not None
-            and memory.seen < MOST_SEEN
+            and memory.seen < MOST_STEPS
             and memory.shape == shape
             and buffer.sizes == (self.n, self.key_size, self.dtype)
             and (c is not None) is self.has_c
@@ -266,7 +264,11 @@ def make_stepper(
 ) -> Stepper | None:
     """The step of a layer, or None where the compiled loops cannot run it."""
     x = weights.w_ih.new_empty(1, 1, 0)
-    if config.backend not in ("auto", "cpu") or engine.unsupported(x, None, weights, cell, config) is not None:
+    if (
+        config.layer_norm
+        or config.backend not in ("auto", "cpu")
+        or engine.unsupported(x, None, weights, cell, config) is not None
+    ):
         return None
     with torch.no_grad():
         if not are_readable(parameters):
