@@ -390,7 +390,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
-        if config.k_top > most:  # there are never more, and larger buffers would be padding
+        # There are never more, and larger buffers would be padding. What torch.export leaves open stays open.
+        if not isinstance(most, torch.SymInt) and config.k_top > most:
             config = _with_k_top(config, most)
         results: list[LayerResult] = []
         seen = 0 if state is None else state._seen_by_all()
@@ -518,6 +519,12 @@ class SABLayer(nn.Module, Generic[StateT]):
     def _check_torch_has_it(self) -> None:
         if self.config.layer_norm:
             raise UserValueError("layer_norm must be False for to_torch: torch.nn's layers have none.", "layer_norm")
+
+    def __prepare_scriptable__(self) -> Self:
+        """What `torch.jit.script` calls first."""
+        raise UserTypeError(
+            "torch.jit.script cannot compile SAB layers; use torch.export, torch.jit.trace or sab.export."
+        )
 
     def extra_repr(self) -> str:
         """What differs from the defaults, sizes first."""

@@ -359,14 +359,22 @@ class SABState:
     def _seen_by_all(self) -> int | None:
         """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
         seen, steps, numbers = self._seen, self.steps, self.numbers
-        if torch.compiler.is_compiling():
-            return seen  # reading the tensors would break the graph
+        if torch.compiler.is_compiling():  # reading the tensors would break the graph
+            return self._seen_when_run() if seen is None and torch.compiler.is_exporting() else seen
         first, *others = steps.tolist() or [0]
         if others.count(first) < len(others):
             return None
         if seen is not None and numbers.device.type != "cpu":
             return first  # every slot is in use, and reading them would wait for the device
         return None if numbers.numel() > 0 and (numbers < 0).any() else first
+
+    def _seen_when_run(self) -> int:
+        """A symbol for how many steps all rows have seen: an exported program reads and checks its state."""
+        steps, sentence = self.steps, "hx must be a state whose rows have seen the same number of steps."
+        torch_private.assert_when_run((steps == steps[0]).all() & (self.numbers >= 0).all(), sentence)
+        seen: Any = steps[0].item()
+        torch_private.assume(seen >= 0)
+        return seen
 
 
 _FIELDS = tuple(entry.name for entry in fields(SABState))

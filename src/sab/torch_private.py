@@ -38,7 +38,7 @@ def computes_tangents() -> bool:
 _dispatch_modes: Any = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 
 # Whether `torch.jit.trace` records. Without it: nothing is lost; tracing is deprecated.
-_is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
+is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
 
 # A context in which operations do not record for autograd: an implementation's own products and copies.
 # There is no way without it: the import fails, with its name.
@@ -102,6 +102,12 @@ def has_dual_level() -> bool:
     return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
 
 
+# For torch.export: a check that the exported program makes when it runs, and what may be assumed of its symbols.
+# There is no way without them: the import fails, with their names.
+assert_when_run: Any = torch._assert_async  # pyright: ignore[reportPrivateImportUsage]
+assume: Any = torch._check
+
+
 def constant_result(function: FunctionT) -> FunctionT:
     """Let torch.compile call a function once, while it traces, and take its result as a constant.
 
@@ -125,7 +131,7 @@ def is_compiler_loaded() -> bool:
 
 def is_observed() -> bool:
     """Whether something other than autograd would see a call of an operation."""
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or is_jit_tracing()
 
 
 def has_saved_tensor_hooks() -> bool:

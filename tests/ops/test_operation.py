@@ -487,11 +487,12 @@ def test_weights_with_the_negative_bit() -> None:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("weight_hh_l0", (16, 3)), ("bias_hh_l0", (7,)), ("attn_w_query_l0", (3, 4)), ("attn_v_l0", (2,)),
-     ("attn_bias_l0", (3,)), ("incorporate_weight_l0", (4, 7)), ("incorporate_bias_l0", (1,))],
+     ("attn_bias_l0", (3,)), ("incorporate_weight_l0", (4, 7)), ("incorporate_bias_l0", (1,)),
+     ("norm_ih_l0", (4,)), ("norm_hh_l0", (1,)), ("norm_c_weight_l0", (3,)), ("norm_c_bias_l0", (5,))],
 )  # fmt: skip
 def test_weights_of_another_size_are_refused(name: str, shape: tuple[int, ...]) -> None:
     """`functional_call` takes any; the compiled loops would read past their ends."""
-    layer, x = make_layer("lstm", 3, 4, k_top=2, k_att=1, backend="cpu"), randn(6, 2, 3)
+    layer, x = make_layer("lstm", 3, 4, k_top=2, k_att=1, backend="cpu", layer_norm=True), randn(6, 2, 3)
     with pytest.raises((ValueError, RuntimeError), match=r"must be of shape|size"):
         torch.func.functional_call(layer, {name: torch.zeros(shape, dtype=DOUBLE)}, (x,))
 

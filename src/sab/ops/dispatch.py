@@ -91,10 +91,16 @@ def recurrence(
 
     None for a state is a fresh one: zeros and an empty memory.
     """
-    backend = BACKENDS[choose(x, state, weights, cell_name, config)]
+    name = choose(x, state, weights, cell_name, config)
+    if name == "reference" and torch.compiler.is_exporting():
+        reasons = [f"{one}: {why}" for one, why in _refusals(x, state, weights, cell_name, config).items()]
+        raise UserValueError(
+            f"backend must be one that torch.export can record, which reference is not ({'; '.join(reasons)}).",
+            "backend",
+        )
     if x.shape[1] == 0:
         return _without_rows(x, lengths, state, weights, cell_name, config)
-    return backend.run(x, lengths, state, weights, cell_name, config)
+    return BACKENDS[name].run(x, lengths, state, weights, cell_name, config)
 
 
 def _without_rows(
@@ -128,6 +134,14 @@ def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name
         if not torch.compiler.is_compiling():
             _log_once(f"backend {name} is passed over: {reason}")
     raise AssertionError("the reference backend supports everything")
+
+
+def _refusals(
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> dict[str, str]:
+    """Why backends cannot run a call, by their names."""
+    found = {name: one.unsupported(x, state, weights, cell_name, config) for name, one in BACKENDS.items()}
+    return {name: reason for name, reason in found.items() if reason is not None}
 
 
 def here() -> dict[str, tuple[bool, str]]:

@@ -83,8 +83,11 @@ def run(
         precision.compute_type(x, weights),
     )
     tensors = (*given, *initial, *parameters)
-    saves = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if not _is_plain(tensors):
+    is_plain = _is_plain(tensors)
+    # A trace serves both modes: torch.jit.trace makes it in one and checks it in the other.
+    has_grad = torch.is_grad_enabled() or (not is_plain and torch_private.is_jit_tracing())
+    saves = has_grad and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if not is_plain:
         outputs = torch.ops.sab.recurrence.default(*tensors, *options, saves)
     elif saves:
         outputs = _Recurrence.apply(None, options, *tensors)

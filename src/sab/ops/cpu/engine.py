@@ -75,7 +75,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
         packed["w_query"] = _pack(weights.w_query, transposed=True)
         packed["w_memory"] = _pack(weights.w_memory, transposed=True)
-    scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(plan, weights)}
+    scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(weights)}
     if weights.w_incorporate is not None:
         packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
@@ -97,7 +97,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         packed["w_query_back"] = _pack(weights.w_query, transposed=False)
         packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
     scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat")}
-    scratch |= _masked(plan, weights)
+    scratch |= _masked(weights)
     if weights.w_incorporate is not None:
         packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
@@ -136,29 +136,16 @@ def arguments_of(plan: Plan, weights: Weights) -> Arguments:
         h_mask=weights.h_mask,
     )
     if plan.config.layer_norm:
-        arguments.set(**_norms(plan, weights))
+        arguments.set(**{name: value for name, value in weights._asdict().items() if name.startswith("norm_")})
     if plan.is_affine:
         arguments.set(w_query=weights.w_query, w_memory=weights.w_memory)
     arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
 
 
-def _norms(plan: Plan, weights: Weights) -> dict[str, Tensor]:
-    """The parameters of layer norm, all of them and of the right size: the loops would read what is not there."""
-    sizes = {"norm_ih": len(weights.w_hh), "norm_hh": len(weights.w_hh)}
-    if registry.CELLS[plan.cell].normalises_c:
-        sizes |= {"norm_c_weight": plan.n, "norm_c_bias": plan.n}
-    found = {name: getattr(weights, name) for name in sizes}
-    assert all(found[name] is not None and found[name].shape == (size,) for name, size in sizes.items())
-    return found
-
-
-def _masked(plan: Plan, weights: Weights) -> dict[str, Tensor]:
+def _masked(weights: Weights) -> dict[str, Tensor]:
     """Scratch for the masked hidden states of a step, or their gradients, where there is a mask."""
-    if weights.h_mask is None:
-        return {}
-    assert weights.h_mask.shape == (plan.batch, plan.n)  # the loops would read what is not there
-    return {"masked": torch.empty_like(weights.h_mask)}
+    return {} if weights.h_mask is None else {"masked": torch.empty_like(weights.h_mask)}
 
 
 def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int) -> None:
