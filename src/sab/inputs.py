@@ -37,6 +37,8 @@ class Form(NamedTuple):
     key_size: int
     dtype: torch.dtype
     device: torch.device
+    is_cell: bool = False
+    """Whether inputs are single steps, and states have no dimension for layers."""
 
 
 class Sequences(NamedTuple):
@@ -128,16 +130,25 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     if hx is None:
         return None
     if isinstance(hx, SABState):
-        state, has_batch = hx, hx.h.dim() == 3
+        state = _as_of_layers(hx)
+        has_batch = state.h.dim() == 3
     else:
         given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
         memory = memory_of(given[0])
-        has_batch = memory is not None and given[0].dim() == 3
+        if memory is None and form.is_cell:
+            given = [tensor.unsqueeze(0) for tensor in given]
         state = SABState._of(given[0], given[1] if form.has_c else None, memory or _empty_memory(sequences, form))
+        state = state if memory is None else _as_of_layers(state)
+        has_batch = memory is not None and state.h.dim() == 3
     if sequences.is_unbatched and not has_batch:
         state = state._with_batch()
     _check_state(state, sequences, form)
     return state
+
+
+def _as_of_layers(state: SABState) -> SABState:
+    """A layer's state as it is, a cell's as that of a layer."""
+    return state._with_layers() if state.h.dim() == state.steps.dim() + 1 else state
 
 
 def _empty_memory(sequences: Sequences, form: Form) -> Memory:
@@ -183,6 +194,8 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         if given != shape:
             if sequences.is_unbatched:  # shown as the caller sees them, without a batch
                 shape, given = (shown and shown[:1] + shown[2:] for shown in (shape, given))
+            if form.is_cell and name != "steps":
+                shape, given = (shown and shown[1:] for shown in (shape, given))
             raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
