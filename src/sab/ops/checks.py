@@ -66,9 +66,12 @@ def _shapes(
         "b_hh": (gates,),
         "w_incorporate": (n, 2 * n),
         "b_incorporate": (n,),
+        "norm_ih": (gates,),
+        "norm_hh": (gates,),
+        "h_mask": (batch, n),
     }
     if CELLS[cell].has_c:
-        found["c"] = (batch, n)
+        found |= {"c": (batch, n), "norm_c_weight": (n,), "norm_c_bias": (n,)}
     of_scorer = SCORERS[scorer].shapes(n, key_size, bias_size or None) if key_size > 0 else {}
     found |= {"scorer_bias" if name == "bias" else name: shape for name, shape in of_scorer.items()}
     return tuple(torch.Size(found[name]) if name in found else None for name in INPUTS)
