@@ -20,12 +20,15 @@ LIBRARY = {
     "state": "errors torch_private",
     "parts": "errors state",
     "config": "errors parts",
-    "inputs": "errors state config ops",
+    "inputs": "errors torch_private state config ops",
     "ops": "errors torch_private state parts config",
     "layers": "errors torch_private state parts config inputs ops",
-    "tracing": "errors state parts config inputs ops layers",
+    "cells": "errors state parts config inputs ops layers",
+    "tracing": "errors state parts config inputs ops layers cells",
     "plot": "errors extras state config tracing",
-    "sab": "errors state config layers tracing plot",
+    "estimators": "errors extras config layers tracing plot",
+    "export": "errors extras parts ops layers",
+    "sab": "errors state config layers cells tracing plot export",
 }
 SHARED = "lab.files lab.locks lab.stored"
 LAB = {
@@ -137,8 +140,9 @@ import sys, numpy, torch
 before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
-packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sympy"}
-heavy = ("sab.lab", "sab.plot", "torch._dynamo", "torch._inductor", "sab.ops.triton")
+packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sympy", "sklearn"}
+packages |= {"onnx", "onnxscript"}
+heavy = ("sab.lab", "sab.plot", "sab.estimators", "sab.export", "torch._dynamo", "torch._inductor", "sab.ops.triton")
 bad = [name for name in new if name.split(".")[0] in packages or name.startswith(heavy)]
 assert not bad, bad
 torch.ops.sab.recurrence  # a program of torch.export needs it

@@ -15,9 +15,18 @@ EXTRAS = {
     "tensorboard": "train",
     "matplotlib": "report",
     "ray": "ray",
+    "sklearn": "sklearn",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
 }
 """The extra of each package, by the name that it is imported by."""
-PURPOSES = {"train": "training and the commands", "report": "figures and the report", "ray": "`sab reproduce --on ray`"}
+PURPOSES = {
+    "train": "training and the commands",
+    "report": "figures and the report",
+    "ray": "`sab reproduce --on ray`",
+    "sklearn": "the estimators of `sab.estimators`",
+    "onnx": "`sab.export.to_onnx`",
+}
 """What each extra is for."""
 
 

@@ -44,6 +44,8 @@ def check_inputs(given: Given, initial: Initial, parameters: Parameters, options
         if tensor is not None and tensor.shape != shape and name != "x":
             wanted = "absent" if shape is None else f"of shape {list(shape)}"
             raise UserValueError(f"{name} must be {wanted}; got {list(tensor.shape)}.", name)
+        if tensor is None and shape is not None and options.layer_norm and name.startswith("norm_"):
+            raise UserValueError(f"{name} must be of shape {list(shape)}; got None.", name)
     lengths = given.lengths
     if lengths is not None and (lengths.dtype != torch.int64 or not lengths.is_contiguous()):
         raise UserValueError(f"lengths must be contiguous and of type torch.int64; got {lengths.dtype}.", "lengths")
@@ -71,7 +73,9 @@ def _shapes(
         "h_mask": (batch, n),
     }
     if CELLS[cell].has_c:
-        found |= {"c": (batch, n), "norm_c_weight": (n,), "norm_c_bias": (n,)}
+        found["c"] = (batch, n)
+    if CELLS[cell].normalises_c:
+        found |= {"norm_c_weight": (n,), "norm_c_bias": (n,)}
     of_scorer = SCORERS[scorer].shapes(n, key_size, bias_size or None) if key_size > 0 else {}
     found |= {"scorer_bias" if name == "bias" else name: shape for name, shape in of_scorer.items()}
     return tuple(torch.Size(found[name]) if name in found else None for name in INPUTS)

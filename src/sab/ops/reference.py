@@ -31,12 +31,9 @@ def run(
     config: SABConfig,
 ) -> LayerResult:
     """Run x [T, B, input_size] from `state`, None being a fresh one; row b ends after lengths[b] steps, or T."""
-    cell = CELLS[cell_name]
     if state is None:
         state = fresh_state(x, weights, cell_name, config)
-    incorporation = INCORPORATIONS[config.incorporate]
     h, c, microstates, keys, numbers, steps, _ = state
-    step = cell.step if weights.norm_c_weight is None else partial(cell.step, read=partial(_normed_c, weights))
     x_gates = linear(x, weights.w_ih, weights.b_ih, weights.norm_ih).to(h.dtype)
     outputs, reads = [], []
     for t, x_gates_t in enumerate(x_gates.unbind(0)):
@@ -49,17 +46,7 @@ def run(
             h_in = _where_rows(cut, h.detach(), h)
             c_in = None if c is None else _where_rows(cut, c.detach(), c)
 
-        h_factor = h_in if weights.h_mask is None else h_in * weights.h_mask
-        h_gates = linear(h_factor, weights.w_hh, weights.b_hh, weights.norm_hh).to(h.dtype)
-        h_new, c_new = step(x_gates_t, h_gates, h_in, c_in)
-
-        read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
-        if config.k_top > 0 and microstates.shape[1] > 0:
-            incorporated = incorporation.apply(
-                h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
-            ).to(h.dtype)
-            has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
-            h_new = torch.where(has_read, incorporated, h_new)
+        h_new, c_new, read = step(x_gates_t, h_in, c_in, seen, microstates, keys, numbers, weights, cell_name, config)
 
         keep = goes_on & schedule.keeps(seen, config.k_att)
         if config.k_top > 0 and keep.any():
@@ -87,6 +74,37 @@ def run(
     return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
 
 
+def step(
+    x_gates: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    seen: Tensor,
+    microstates: Tensor,
+    keys: Tensor,
+    numbers: Tensor,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
+) -> tuple[Tensor, Tensor | None, Attention]:
+    """One step after `seen` ones, from the input's part of the gates: the new h and c, and what was read."""
+    cell_step = CELLS[cell_name].step
+    if weights.norm_c_weight is not None:
+        cell_step = partial(cell_step, read=partial(_normed_c, weights))
+    h_factor = h if weights.h_mask is None else h * weights.h_mask
+    h_gates = linear(h_factor, weights.w_hh, weights.b_hh, weights.norm_hh).to(h.dtype)
+    h_new, c_new = cell_step(x_gates, h_gates, h, c)
+    read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
+    if config.k_top > 0 and microstates.shape[1] > 0:
+        incorporated = (
+            INCORPORATIONS[config.incorporate]
+            .apply(h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias)
+            .to(h.dtype)
+        )
+        has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
+        h_new = torch.where(has_read, incorporated, h_new)
+    return h_new, c_new, read
+
+
 def _normed_c(weights: LayerWeights, c: Tensor) -> Tensor:
     return F.layer_norm(c, c.shape[-1:], weights.norm_c_weight, weights.norm_c_bias, NORM_EPSILON).to(c.dtype)
 
@@ -102,7 +120,7 @@ def _read(
 ) -> Attention:
     """Score, select, weigh and sum up the microstates for the provisional hidden state h of the step after `seen`."""
     batch, slots, _ = microstates.shape
-    k = min(config.k_top, slots)
+    k = slots if slots < config.k_top else config.k_top  # not min(), which leaves a symbol open
     if k == 0:
         return Attention(
             numbers.new_full((batch, config.k_top), -1), h.new_zeros(batch, config.k_top), torch.zeros_like(h)
