@@ -20,14 +20,15 @@ LIBRARY = {
     "state": "errors torch_private",
     "parts": "errors state",
     "config": "errors parts",
-    "inputs": "errors state config ops",
+    "inputs": "errors torch_private state config ops",
     "ops": "errors torch_private state parts config",
     "layers": "errors torch_private state parts config inputs ops",
-    "tracing": "errors state parts config inputs ops layers",
+    "cells": "errors state parts config inputs ops layers",
+    "tracing": "errors state parts config inputs ops layers cells",
     "plot": "errors extras state config tracing",
     "estimators": "errors extras config layers tracing plot",
     "export": "errors extras parts ops layers",
-    "sab": "errors state config layers tracing plot export",
+    "sab": "errors state config layers cells tracing plot export",
 }
 SHARED = "lab.files lab.locks lab.stored"
 LAB = {

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from sab.cells import SABGRUCell, SABLSTMCell, SABRNNCell
 from sab.config import SABConfig
 from sab.layers import SABGRU, SABLSTM, SABRNN
 from sab.state import Attention, SABHidden, SABState
@@ -17,7 +18,10 @@ __all__ = [
     "SABRNN",
     "Attention",
     "SABConfig",
+    "SABGRUCell",
     "SABHidden",
+    "SABLSTMCell",
+    "SABRNNCell",
     "SABState",
     "Trace",
     "__version__",

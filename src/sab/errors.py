@@ -43,6 +43,10 @@ class UserTypeError(UserError, TypeError):
     """The value is of the wrong type."""
 
 
+class SlowBackendWarning(UserWarning):
+    """A layer with `backend="auto"` runs on the slow reference, since no fast backend supports the call."""
+
+
 @overload
 def check_int(option: str, value: Any, minimum: int, *, maximum: int | None = None) -> int: ...
 @overload

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from sab import torch_private
 from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
@@ -36,6 +37,8 @@ class Form(NamedTuple):
     key_size: int
     dtype: torch.dtype
     device: torch.device
+    is_cell: bool = False
+    """Whether inputs are single steps, and states have no dimension for layers."""
 
 
 class Sequences(NamedTuple):
@@ -113,8 +116,10 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
         padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
         x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
-    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(x).any():
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(torch_private.unwrapped(x)).any():
         # On a GPU this would wait for the device, so there NaN goes through as in torch.nn.
+        if torch_private.are_transforms_active():
+            raise UserValueError("input must be free of NaN; got NaN inside of a function transform.", "input")
         step, row, _ = torch.isnan(x).nonzero()[0].tolist()
         raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
     return Sequences(x, lengths, packed, is_unbatched, form.batch_first)
@@ -125,16 +130,25 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     if hx is None:
         return None
     if isinstance(hx, SABState):
-        state, has_batch = hx, hx.h.dim() == 3
+        state = _as_of_layers(hx)
+        has_batch = state.h.dim() == 3
     else:
         given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
         memory = memory_of(given[0])
-        has_batch = memory is not None and given[0].dim() == 3
+        if memory is None and form.is_cell:
+            given = [tensor.unsqueeze(0) for tensor in given]
         state = SABState._of(given[0], given[1] if form.has_c else None, memory or _empty_memory(sequences, form))
+        state = state if memory is None else _as_of_layers(state)
+        has_batch = memory is not None and state.h.dim() == 3
     if sequences.is_unbatched and not has_batch:
         state = state._with_batch()
     _check_state(state, sequences, form)
     return state
+
+
+def _as_of_layers(state: SABState) -> SABState:
+    """A layer's state as it is, a cell's as that of a layer."""
+    return state._with_layers() if state.h.dim() == state.steps.dim() + 1 else state
 
 
 def _empty_memory(sequences: Sequences, form: Form) -> Memory:
@@ -180,6 +194,8 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         if given != shape:
             if sequences.is_unbatched:  # shown as the caller sees them, without a batch
                 shape, given = (shown and shown[:1] + shown[2:] for shown in (shape, given))
+            if form.is_cell and name != "steps":
+                shape, given = (shown and shown[1:] for shown in (shape, given))
             raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
@@ -187,7 +203,7 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
     if state.steps.device.type != "cpu":
         raise UserValueError(f"hx must have steps on the CPU; got {state.steps.device}.", "hx")
     if not torch.compiler.is_compiling():
-        steps = state.steps.tolist()
+        steps = torch_private.unwrapped(state.steps).flatten().tolist()
         if steps and not (min(steps) >= 0 and max(steps) <= MOST_STEPS):
             raise UserValueError(f"hx must have steps from 0 to {MOST_STEPS}; got {steps}.", "hx")
 
@@ -220,8 +236,10 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         lengths = lengths.unsqueeze(0)
     if lengths.shape != (batch,):
         raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
-    if not torch.compiler.is_compiling() and ((lengths < 1) | (lengths > steps)).any():
-        raise UserValueError(f"{allowed}; got {lengths.tolist()}.", "lengths")
+    if not torch.compiler.is_compiling():
+        values = torch_private.unwrapped(lengths)
+        if ((values < 1) | (values > steps)).any():
+            raise UserValueError(f"{allowed}; got {values.tolist()}.", "lengths")
     # A copy: the caller may change theirs, and the loops read it as it lies in memory.
     return lengths.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 

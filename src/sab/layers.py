@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sab import torch_private
-from sab.config import NEUTRAL_GATE, SABConfig
+from sab.config import MOST_STEPS, NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
+from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
-from sab.state import Attention, Memory, Pending, SABHidden, SABState, attach
+from sab.state import Attention, Memory, Pending, SABHidden, SABState, attach, memory_of
 
 StateT = TypeVar("StateT", SABState, SABHidden)
 """What a layer returns as its state."""
@@ -50,6 +51,10 @@ class SABLayer(nn.Module, Generic[StateT]):
     _torch_class: ClassVar[type[nn.RNNBase] | None] = None
     """The layer of `torch.nn` with this cell, if there is one."""
     weight_hh_l0: nn.Parameter
+    _is_cell: ClassVar[bool] = False
+    """Whether this takes single steps: one layer, whose parameters are named as those of `torch.nn`'s cells."""
+    _stepper: Stepper | None = None
+    """The layer's native step, made when it is first needed."""
     recurrent_dropout: float = 0.0
     """The probability, in training, that a hidden unit is kept from the recurrent product: at all steps of a call
     alike, and drawn for each row, layer and direction."""
@@ -122,7 +127,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         if isinstance(self.config.scorer, nn.Module):
             self.scorer = self.config.scorer  # registers its parameters; one module serves all layers and directions
         self._suffixes = [
-            f"_l{layer}{direction}"
+            "" if self._is_cell else f"_l{layer}{direction}"
             for layer in range(self.num_layers)
             for direction in (("", "_reverse") if self.bidirectional else ("",))
         ]
@@ -174,7 +179,12 @@ class SABLayer(nn.Module, Generic[StateT]):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return self.weight_hh_l0.dtype
+        return self._own_weight.dtype
+
+    @property
+    def _own_weight(self) -> Tensor:
+        """The recurrent weights of the first layer."""
+        return getattr(self, "weight_hh" + self._suffixes[0])
 
     @property
     def _attention_size(self) -> int:
@@ -191,7 +201,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             self.config.k_top > 0,
             self._key_size,
             self._dtype,
-            self.weight_hh_l0.device,
+            self._own_weight.device,
+            self._is_cell,
         )
 
     def reset_parameters(self) -> None:
@@ -211,7 +222,7 @@ class SABLayer(nn.Module, Generic[StateT]):
                 scale_input_weights(parameter, self.hidden_size)
         scorer = SCORERS.get(config.scorer) if isinstance(config.scorer, str) else None
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("attn_v_") and scorer is not None and scorer.initial_v is not None:
+            if name.startswith("attn_v") and scorer is not None and scorer.initial_v is not None:
                 nn.init.constant_(parameter, scorer.initial_v)
             elif name.startswith("attn_"):
                 nn.init.uniform_(parameter, -bound, bound)
@@ -281,8 +292,14 @@ class SABLayer(nn.Module, Generic[StateT]):
         of an LSTM is a `SABState`, which unpacks as `(h, c)`; that of the others is h, a `SABHidden`: the tensor with
         the layer's memory attached.
         """
+        if lengths is None and not return_attention and not torch.compiler.is_compiling():
+            stepped = self._stream(input, hx)
+            if stepped is not None:
+                h, state = stepped
+                output = h.clone()  # may be changed in place without changing the state
+                return output.transpose(0, 1) if self.batch_first and output.dim() == 3 else output, state
         form = self._form
-        sequences = time_major(input, lengths, form)
+        sequences = self._sequences(input, lengths)
         output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
@@ -291,11 +308,72 @@ class SABLayer(nn.Module, Generic[StateT]):
         attention = sequences.restore_attention(make_attention(), self.config.k_top)
         return sequences.restore(output), state, attention
 
+    def _stream(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
+        """The hidden state and the state after one step of a stream, with as little as possible around the native step.
+
+        None where the call is no such step or must go the ordinary way: gradients, other devices, rows that differ.
+        The first step of a stream comes with any state, each further one with what the step before it returned.
+        """
+        shape = self._shape_of_step(input)
+        stepper = None if shape is None else self._stepper_for()
+        if shape is None or stepper is None or input.dtype is not stepper.dtype or not can_stream(input, stepper):
+            return None
+        h, c, memory = _parts_of(hx)
+        if not isinstance(memory, Streamed) or not stepper.continues(h, c, memory, shape):
+            begun = self._begin_stream(input, hx, shape, stepper)
+            if begun is None:
+                return None
+            h, c, memory = begun
+        stepped = stepper.step(input, h, c, memory, shape)
+        if stepped is None:  # the ordinary way says why
+            return None
+        h, c, memory = stepped
+        return h, attach(h, memory) if c is None else SABState._of(h, c, memory)
+
+    def _shape_of_step(self, input: Any) -> Shape | None:
+        """The shape of the state of a call with a single step, or None for another call."""
+        if type(input) not in PLAIN or len(self._suffixes) != 1:
+            return None
+        if self.training and (self.recurrent_dropout > 0 or not self._has_warned):
+            return None
+        sizes = input.shape
+        if len(sizes) == 3 and sizes[self.batch_first] == 1 and sizes[2] == self.input_size:
+            batch = sizes[not self.batch_first]
+            return None if batch == 0 else Shape((1, batch, self.hidden_size), batch)
+        return Shape((1, self.hidden_size), None) if sizes == (1, self.input_size) else None
+
+    def _stepper_for(self) -> Stepper | None:
+        """The native step with the layer's present parameters, or None where there is none."""
+        names, stepper = self._names[0], self._stepper
+        parameters: list[Any] = [*map(self._parameters.get, names)]  # pyright: ignore[reportArgumentType]
+        if stepper is None or not stepper.fits(parameters):
+            if any(one is None and name is not None for name, one in zip(names, parameters, strict=True)):
+                return None  # a parametrization computes it
+            stepper = self._stepper = make_stepper(parameters, self._weights(0), self.cell, self.config)
+        return stepper
+
+    def _begin_stream(
+        self, input: Tensor, hx: Any, shape: Shape, stepper: Stepper
+    ) -> tuple[Tensor, Tensor | None, Streamed] | None:
+        """Any state, checked, as that of a stream; None where a stream cannot have it."""
+        state = initial_state(hx, self._sequences(input, None), self._form)
+        if state is None:
+            nothing = input.new_zeros(shape.of_states)
+            return nothing, nothing if stepper.has_c else None, stepper.begin(None, shape, 0)
+        seen = state._seen_by_all()
+        if seen is None or seen >= MOST_STEPS or not are_readable((state.h, state.c, *state._parts[:3])):
+            return None
+        return state.h, state.c, stepper.begin(state._parts, shape, seen)
+
+    def _sequences(self, input: Input, lengths: Tensor | None) -> Sequences:
+        """The input, checked, in time-major form."""
+        return time_major(input, lengths, self._form)
+
     def _warn_of_growth(self, output: Tensor) -> None:
         """Warn once of hidden states that have left the usual range, where looking does not wait for a device."""
         if output.device.type != "cpu" or torch.compiler.is_compiling() or output.numel() == 0:
             return
-        lowest, highest = (edge.item() for edge in torch.aminmax(output.detach()))
+        lowest, highest = (edge.item() for edge in torch.aminmax(torch_private.unwrapped(output).detach()))
         if not (lowest >= -USUAL_STATES and highest <= USUAL_STATES):  # true for what is not a number, too
             self._has_warned = True
             warnings.warn(
@@ -376,9 +454,17 @@ class SABLayer(nn.Module, Generic[StateT]):
         """One mask for all steps, [B, n]: 0 with probability `recurrent_dropout`, else what keeps the mean."""
         return F.dropout(weights.w_hh.new_ones(batch, self.hidden_size), self.recurrent_dropout)
 
+    def _take_weights(self, other: SABLayer[Any], index: int) -> Self:
+        """This layer or cell of one layer with the weights of layer `index` of another, and its mode."""
+        with torch.no_grad():
+            for own, name in zip(self._names[0], other._names[index], strict=True):
+                if own is not None and name is not None:
+                    self.get_parameter(own).copy_(getattr(other, name))
+        return self.train(other.training)
+
     def backend_for(self, input: Input, hx: InitialState | None = None) -> str:
         """Name of the backend that a call with these arguments takes."""
-        sequences = time_major(input, None, self._form)
+        sequences = self._sequences(input, None)
         state = initial_state(hx, sequences, self._form)
         layer_state = None if state is None else LayerState.of(state, 0, state._seen_by_all())
         weights = self._weights(0)
@@ -417,16 +503,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             )
         if module.proj_size > 0:
             raise UserValueError(f"module must have proj_size 0; got {module.proj_size}.", "module")
-        if options.get("layer_norm", False):
-            raise UserValueError("layer_norm must be False in from_torch: torch.nn's layers have none.", "layer_norm")
-        gated = [name for name, part in INCORPORATIONS.items() if part.set_share is not None]
-        if options.get("incorporate", SABConfig.incorporate) in gated:
-            options = {"initial_gate": NEUTRAL_GATE, **options}
-        layer = cls(**_constructor_arguments(module), **options)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                layer.get_parameter(name).copy_(parameter)
-        return layer.train(module.training)
+        return with_weights_of(module, cls(**_constructor_arguments(module), **neutral_start(options)))
 
     @classmethod
     def _of_torch(cls) -> type[nn.RNNBase]:
@@ -436,13 +513,12 @@ class SABLayer(nn.Module, Generic[StateT]):
 
     def to_torch(self) -> nn.RNNBase:
         """A `torch.nn` layer with this layer's cell: what is left of it without its memory."""
+        self._check_torch_has_it()
+        return with_weights_of(self, self._of_torch()(**_constructor_arguments(self)))
+
+    def _check_torch_has_it(self) -> None:
         if self.config.layer_norm:
             raise UserValueError("layer_norm must be False for to_torch: torch.nn's layers have none.", "layer_norm")
-        module = self._of_torch()(**_constructor_arguments(self))
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(self.get_parameter(name))
-        return module.train(self.training)
 
     def __prepare_scriptable__(self) -> Self:
         """What `torch.jit.script` calls first."""
@@ -532,6 +608,26 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names} | {"device": weight.device, "dtype": weight.dtype}
 
 
+def neutral_start(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of what starts as a module of torch: a gate that is nearly closed where none is given."""
+    if options.get("layer_norm", False):
+        raise UserValueError("layer_norm must be False in from_torch: torch.nn's layers have none.", "layer_norm")
+    gated = [name for name, part in INCORPORATIONS.items() if part.set_share is not None]
+    if options.get("incorporate", SABConfig.incorporate) not in gated:
+        return options
+    return {"initial_gate": NEUTRAL_GATE, **options}
+
+
+def with_weights_of(module: Any, other: Any) -> Any:
+    """The other module with those parameters of the first that it has, too, and its mode."""
+    shared = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if name in shared:
+                parameter.copy_(shared[name])
+    return other.train(module.training)
+
+
 def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
     if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
         return replace(config, k_top=k_top)
@@ -541,6 +637,17 @@ def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
 @lru_cache(maxsize=256)
 def _replaced(config: SABConfig, k_top: int) -> SABConfig:
     return replace(config, k_top=k_top)  # its checks take a tenth of the time of a small call
+
+
+def _parts_of(hx: Any) -> tuple[Any, Any, Any]:
+    """h, c and the memory of what a layer returned; None where `hx` is nothing like that."""
+    if type(hx) is SABState:
+        return hx.h, hx.c, hx.__dict__["_memory"]
+    if type(hx) is SABHidden:
+        return hx, None, memory_of(hx)
+    if type(hx) is tuple and len(hx) == 2 and type(hx[0]) is SABHidden:
+        return *hx, memory_of(hx[0])
+    return None, None, None
 
 
 def _is_made_at_once(x: Tensor) -> bool:
@@ -561,4 +668,6 @@ def _steps(sequences: Sequences) -> Tensor:
 def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:
     if lengths is None:
         return seen + steps
-    return None if torch.compiler.is_compiling() or (lengths != steps).any() else seen + steps
+    if torch.compiler.is_compiling() or (torch_private.unwrapped(lengths) != steps).any():
+        return None
+    return seen + steps

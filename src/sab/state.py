@@ -70,6 +70,14 @@ class Pending(Generic[T]):
                 self._make = None
         return self._made
 
+    def detached(self) -> Pending[T] | None:
+        """The same without its gradient where that needs nothing to be made; otherwise None."""
+        return None
+
+    def recent(self, count: int) -> Pending[T] | None:
+        """The same with the latest `count` microstates alone where that needs nothing to be made; otherwise None."""
+        return None
+
 
 class _Carried(NamedTuple):
     """What a SABHidden has besides its entries."""
@@ -212,6 +220,12 @@ class SABState:
         return _got(self.__dict__["_memory"])
 
     @property
+    def _pending(self) -> Pending[Memory] | None:
+        """The memory where it has not been looked at."""
+        memory = self.__dict__["_memory"]
+        return memory if isinstance(memory, Pending) else None
+
+    @property
     def _seen(self) -> int | None:
         return self._parts.seen
 
@@ -243,7 +257,10 @@ class SABState:
 
     def detach(self) -> SABState:
         """The same state, through which no gradient flows."""
-        return self._map(Tensor.detach)
+        memory = None if self._pending is None else self._pending.detached()
+        if memory is None:
+            return self._map(Tensor.detach)
+        return SABState._of(Tensor.detach(self.h), None if self.c is None else self.c.detach(), memory)
 
     def clone(self, *args: Any, **kwargs: Any) -> SABState:
         """A copy, through which gradients flow; arguments as for `Tensor.clone`."""
@@ -284,12 +301,19 @@ class SABState:
             if steps_index.numel() == 0:
                 steps_index = steps_index.long()  # an empty list is one of floats to torch
             index = steps_index.to(self.h.device)
-        selected = self._move(lambda tensor: tensor[:, index])
-        return selected._with(selected._parts._replace(steps=self.steps[steps_index]))
+        # The batch is counted from the end, since a cell's state has no layers.
+        h, c, numbers = (None if part is None else part[..., index, :] for part in (self.h, self.c, self.numbers))
+        assert h is not None
+        assert numbers is not None
+        selected = SABState._of(h, c, self._parts.map(lambda tensor: tensor[..., index, :, :]))
+        return selected._with(selected._parts._replace(numbers=numbers, steps=self.steps[steps_index]))
 
     def recent(self, count: int) -> SABState:
         """The state with the latest `count` microstates of each row alone: its older ones are forgotten."""
         count = check_int("count", count, 0)
+        memory = None if self._pending is None else self._pending.recent(count)
+        if memory is not None:
+            return SABState._of(self.h, self.c, memory)
         slots = self.numbers.shape[-1]
         if slots <= count:
             return self
@@ -324,12 +348,21 @@ class SABState:
         batched = self._move(lambda tensor: tensor.unsqueeze(1))
         return batched._with(batched._parts._replace(steps=self.steps.unsqueeze(0)))
 
+    def _with_layers(self) -> SABState:
+        """A cell's state as that of a layer."""
+        return self._move(lambda tensor: tensor.unsqueeze(0))
+
+    def _without_layers(self) -> SABState:
+        """The state of one layer as that of a cell."""
+        return self._move(lambda tensor: tensor.squeeze(0))
+
     def _seen_by_all(self) -> int | None:
         """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
         seen, steps, numbers = self._seen, self.steps, self.numbers
         if torch.compiler.is_compiling():  # reading the tensors would break the graph
             return self._seen_when_run() if seen is None and torch.compiler.is_exporting() else seen
-        first, *others = steps.tolist() or [0]
+        steps, numbers = map(torch_private.unwrapped, (steps, numbers))
+        first, *others = steps.flatten().tolist() or [0]
         if others.count(first) < len(others):
             return None
         if seen is not None and numbers.device.type != "cpu":
@@ -380,7 +413,7 @@ def _alias_of(h: Any) -> Any:
 
 
 def plain(h: Tensor) -> Tensor:
-    """h as a graph can take it: the checks of torch.compile's backends refuse other classes than torch's own."""
+    """h as a graph can take it: what torch.compile makes of some operations refuses other classes than torch's own."""
     return _alias_of(h) if torch.compiler.is_compiling() else h
 
 

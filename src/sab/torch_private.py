@@ -7,11 +7,12 @@ which is why `pyproject.toml` bounds its version. Each comment states what a nam
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch._compile
+from torch import Tensor
 from torch.utils import _pytree as _pytree_module
 from torch.utils.data._utils import collate as _collating
 
@@ -21,9 +22,24 @@ _pytree: Any = _pytree_module
 _C: Any = torch._C
 _autograd: Any = getattr(_C, "_autograd", None)
 
-# Whether `torch.func` transforms (vmap, jvp, ...) are active, which only the reference supports.
-# Without it: they always count as active, so that the reference runs everything, correct and slow.
-are_transforms_active: Any = getattr(_C, "_are_functorch_transforms_active", lambda: True)
+# Whether `torch.func` transforms (vmap, grad, jvp, ...) are active, and which, outermost first.
+# Without one of them: unknown ones always count as active, so that the reference runs everything, correct and slow.
+_functorch: Any = getattr(_C, "_functorch", None)
+_transforms: Any = getattr(_functorch, "get_interpreter_stack", None)
+_are_transforms_active: Any = getattr(_C, "_are_functorch_transforms_active", lambda: True)
+
+# What a transform's tensor wraps, and whether autograd was on outside of `torch.func.grad`.
+# Without one of them: nothing requires a gradient there, so a second derivative raises an error, and no value of a
+# mapped tensor can be checked.
+_is_wrapped: Any = getattr(_functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
+_unwrapped: Any = getattr(_functorch, "get_unwrapped", None)
+_grad_transform: Any = getattr(_functorch, "CGradInterpreterPtr", None)
+
+# The gradients of `is_grads_batched=True` are tensors of an older vmap, which no transform shows: whether a tensor is
+# one, at which level, and the wrapper off and on. Without one of them: such gradients fail, as they do in most nodes.
+_is_old_batch: Any = getattr(_functorch, "is_legacy_batchedtensor", None)
+_old_level: Any = getattr(_C, "_vmapmode_increment_nesting", None), getattr(_C, "_vmapmode_decrement_nesting", None)
+_old_batch: Any = getattr(torch, "_add_batch_dim", None), getattr(torch, "_remove_batch_dim", None)
 
 
 # Whether forward-mode gradients are computed (`torch.autograd.forward_ad`), which only the reference does.
@@ -122,6 +138,58 @@ uncompiled: Any = torch._compile._disable_dynamo
 def is_compiler_loaded() -> bool:
     """Whether torch's compiler is imported, so that something may be compiled."""
     return "torch._dynamo" in sys.modules
+
+
+def are_transforms_active() -> bool:
+    """Whether `torch.func` transforms are active; a compiler that traces takes care of them itself."""
+    return not torch.compiler.is_compiling() and _are_transforms_active()
+
+
+def active_transforms() -> list[str]:
+    """The names of the active transforms, outermost first: vmap, grad, jvp and others."""
+    return ["unknown"] if _transforms is None else [transform.key().name.lower() for transform in _transforms() or ()]
+
+
+def records_outside_grad(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether autograd itself records one of these tensors outside of `torch.func.grad`, vjp or jacrev.
+
+    Then the gradient that these return can be differentiated once more.
+    """
+    if not are_transforms_active() or _transforms is None or _unwrapped is None or _grad_transform is None:
+        return False
+    outermost = next((one for one in _transforms() or () if one.key().name == "Grad"), None)
+    if outermost is None or not _grad_transform(outermost).prevGradMode():
+        return False
+    return any(tensor is not None and unwrapped(tensor).requires_grad for tensor in tensors)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """A tensor outside of all transforms, whose values can be looked at: with one more dimension where it is mapped."""
+    while _is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor
+
+
+def are_batched(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether one of these gradients comes from `is_grads_batched=True`."""
+    return _is_old_batch is not None and any(one is not None and _is_old_batch(one) for one in gradients)
+
+
+def map_batched(
+    rule: Callable[[int, list[int | None], list[Tensor | None]], tuple[Sequence[Tensor], Sequence[int]]],
+    gradients: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """What a rule returns, `(results, dimensions)`, for gradients that `are_batched`.
+
+    It gets their number, and each gradient with the dimension that numbers them, or None.
+    """
+    level = _old_level[0]() - 1
+    _old_level[1]()
+    add, remove = _old_batch
+    dims = [0 if one is not None and _is_old_batch(one) else None for one in gradients]
+    plain = [one if dim is None else remove(one, level, 1, 0) for one, dim in zip(gradients, dims, strict=True)]
+    count = next(len(one) for one, dim in zip(plain, dims, strict=True) if one is not None and dim is not None)
+    return [add(result, dim, level) for result, dim in zip(*rule(count, dims, plain), strict=True)]
 
 
 def is_observed() -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sab.cells import SABCell
 from sab.errors import UserTypeError, UserValueError, check_int
 from sab.layers import SABLayer
 from sab.ops import schedule
@@ -143,7 +144,7 @@ def trace(
 def _find_layer(module: Any) -> SABLayer:
     if not isinstance(module, nn.Module):
         raise UserTypeError(f"module must be a torch.nn.Module; got {type(module).__name__}.", "module")
-    layers = [one for one in module.modules() if isinstance(one, SABLayer)]
+    layers = [one for one in module.modules() if isinstance(one, SABLayer) and not isinstance(one, SABCell)]
     if len(layers) != 1:
         raise UserValueError(
             f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module"

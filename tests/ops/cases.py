@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sab
+from sab.errors import SlowBackendWarning
 from sab.ops import dispatch
 from sab.parts import registry
 
@@ -94,6 +97,23 @@ def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
     if not total.requires_grad:
         return [torch.zeros_like(tensor) for tensor in inputs]
     return list(torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True))
+
+
+@contextmanager
+def warns_slow(reason: str) -> Iterator[pytest.WarningsRecorder]:
+    """A call in this context warns that it is slow, for this reason, as if nothing had been said before."""
+    dispatch._warned.clear()
+    with pytest.warns(SlowBackendWarning, match=reason) as caught:
+        yield caught
+
+
+@contextmanager
+def runs_fast() -> Iterator[None]:
+    """No call in this context falls back to the reference."""
+    dispatch._warned.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowBackendWarning)
+        yield
 
 
 @contextmanager

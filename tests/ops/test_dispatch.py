@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import linecache
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import sab
-from sab.errors import UserError
-from tests.ops.cases import BACKENDS, assert_close, make_layer, randn, randomize
+from sab.errors import SlowBackendWarning, UserError
+from sab.ops import dispatch
+from sab.ops.cpu import loader
+from tests.ops.cases import BACKENDS, assert_close, make_layer, randn, randomize, runs_fast, warns_slow
+
+needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
 
 
 def call(backend: str, what: str) -> Any:
@@ -36,12 +42,59 @@ def make_state(layer: Any, x: torch.Tensor) -> sab.SABState:
     return twin(x, lengths=[5, 2])[1]
 
 
-SPECIAL = ["a callable", "bfloat16", "ragged", "autocast"]
+REFERENCE_ONLY = {"a callable": "callable as the scorer", "ragged": "different numbers of steps"}
+SPECIAL = [*REFERENCE_ONLY, "bfloat16", "autocast"]
 
 
-@pytest.mark.parametrize("what", SPECIAL)
-def test_auto_equals_the_reference_where_no_other_backend_may(what: str) -> None:
-    assert torch.equal(call("auto", what), call("reference", what))
+@needs_library
+@pytest.mark.parametrize("what", REFERENCE_ONLY)
+def test_auto_equals_the_reference_where_no_other_backend_may_and_says_so_once(what: str) -> None:
+    with warns_slow(REFERENCE_ONLY[what]):
+        output = call("auto", what)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowBackendWarning)
+        assert torch.equal(call("auto", what), output)
+        dispatch._warned.clear()
+        assert torch.equal(call("reference", what), output)
+
+
+def test_the_warning_is_at_the_line_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a layer inside of a module, too; and it says what a C++ compiler is good for."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    loader._find.cache_clear()
+    model = torch.nn.Sequential(make_layer("lstm", 2, 3))
+    try:
+        with warns_slow("no C\\+\\+ compiler .* is on the PATH; one makes it fast") as caught:
+            model(randn(5, 2, 2))
+    finally:
+        loader._find.cache_clear()
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert linecache.getline(__file__, warning.lineno).strip() == "model(randn(5, 2, 2))"
+    assert "backend='reference' asks for it without this warning" in str(warning.message)
+
+
+def test_where_the_warning_is_an_error_every_call_raises_it() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowBackendWarning)
+        dispatch._warned.clear()
+        for _ in range(2):
+            with pytest.raises(SlowBackendWarning):
+                call("auto", "ragged")
+
+
+def test_asking_for_the_backend_warns_of_nothing() -> None:
+    layer, x = make_layer("lstm", 2, 3, k_top=2, k_att=1), randn(5, 2, 2)
+    with runs_fast():
+        assert layer.backend_for(x, make_state(layer, x)) == "reference"
+
+
+def test_a_compiler_that_traces_is_not_disturbed_by_a_warning() -> None:
+    torch.compiler.reset()
+    layer = make_layer("lstm", 2, 3, k_top=2, scorer=lambda microstates, h: microstates.sum(-1))
+    with runs_fast(), torch.no_grad():
+        torch.compile(layer, backend="eager")(randn(5, 2, 2))
 
 
 @pytest.mark.parametrize("what", SPECIAL)

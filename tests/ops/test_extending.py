@@ -72,7 +72,7 @@ def compiled(registered: None, sources: Path, monkeypatch: pytest.MonkeyPatch) -
 def forget() -> None:
     """Forget the compiled library of this process."""
     loader._find.cache_clear()
-    engine._function.cache_clear()
+    engine.function.cache_clear()
 
 
 def compare(kind: str, name: str, backend: str, **options: Any) -> None:

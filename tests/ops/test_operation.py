@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +32,7 @@ from tests.ops.cases import (
     randn,
     randomize,
     run,
+    runs_fast,
     weighted_sum,
 )
 
@@ -329,13 +329,41 @@ def test_a_second_derivative_tells_of_the_reference(backend: str) -> None:
         torch.autograd.grad(first.square().sum(), [x])
 
 
-def test_autocast_on_the_cpu_falls_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    dispatch._log_once.cache_clear()
-    layer = make_layer("lstm", 3, 4, dtype=torch.float32)
-    with caplog.at_level(logging.INFO, "sab"), torch.autocast("cpu", torch.bfloat16):
-        output = layer(torch.randn(7, 2, 3))[0]
-    assert output.dtype == torch.float32
-    assert "backend cpu is passed over: it computes in float32 and float64 alone" in caplog.messages
+def errors(output: Tensor, exact: list[Tensor], layer: Any, x: Tensor) -> list[float]:
+    """The relative errors of an output and of all gradients of its sum of squares."""
+    found = [output, *torch.autograd.grad(output.double().square().sum(), [x, *layer.parameters()])]
+    return [((one.double() - other).norm() / other.norm()).item() for one, other in zip(found, exact, strict=True)]
+
+
+@needs_library
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_lower_precision_on_the_cpu_runs_in_the_loops(cell: str, lower: torch.dtype, is_autocast: bool) -> None:
+    """With at most twice the reference's error. What goes in and comes out is of the layer's own type."""
+    options: dict[str, Any] = {"k_top": 40, "k_att": 1}  # all are selected, whatever rounding does to their scores
+    wide = randomize(make_layer(cell, 3, 8, **options, backend="reference"), scale=0.3)
+    dtype = torch.float32 if is_autocast else lower
+    layers = [make_layer(cell, 3, 8, **options, dtype=dtype, backend=backend) for backend in ("auto", "reference")]
+    for layer in layers:
+        layer.load_state_dict(wide.state_dict())
+    wide.load_state_dict(layers[0].state_dict())  # rounded
+    x = randn(30, 4, 3).to(dtype).requires_grad_()
+    exact_x = x.detach().double().requires_grad_()
+    exact = [wide(exact_x)[0]]
+    exact += torch.autograd.grad(exact[0].square().sum(), [exact_x, *wide.parameters()])
+    found = []
+    with runs_fast(), torch.autocast("cpu", lower, enabled=is_autocast):
+        for layer in layers:
+            output, state = layer(x)
+            found.append(errors(output, exact, layer, x))
+            assert output.dtype == dtype
+            assert state.microstates.dtype == dtype
+            assert layer(x.to(lower), state)[0].dtype == dtype
+        assert layers[0].backend_for(x) == layers[0].backend_for(x.to(lower)) == "cpu"
+    rounding = torch.finfo(lower).eps
+    for ours, theirs in zip(*found, strict=True):
+        assert ours <= 2 * theirs + rounding, (found, rounding)
 
 
 class Widened:
@@ -391,6 +419,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(
     cell: str, scorer: str, is_autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the layer or of autocast; what goes in and comes out is of the layer's own type."""
+    monkeypatch.setattr(precision, "compute_type", lambda *arguments: torch.bfloat16)  # as on a GPU
     monkeypatch.setitem(engines._imported, "cpu", Widened)
     monkeypatch.setitem(dispatch.BACKENDS, "cpu", dispatch.BACKENDS["cpu"]._replace(unsupported=Widened.unsupported))
     dtype = torch.float32 if is_autocast else torch.bfloat16

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +17,12 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import SABConfig
-from sab.errors import UserValueError
+from sab.errors import SlowBackendWarning, UserValueError
 from sab.ops import operation, reference
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from sab.ops.engines import engine_named
 from sab.ops.types import LayerResult, LayerState, LayerWeights
-
-logger = logging.getLogger("sab")
 
 
 class Backend(NamedTuple):
@@ -77,6 +77,18 @@ BACKENDS: dict[str, Backend] = {
     "reference": Backend(_run_reference, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""
+SLOW = "reference"
+_OF_DEVICE = {"cuda": "triton", "cpu": "cpu"}
+"""The fast backend of a type of device."""
+TWICE = (
+    "the derivative that torch.func takes may be differentiated once more, since parameters or inputs require a "
+    "gradient outside of it; under torch.no_grad(), or with detached parameters, the call is fast"
+)
+"""Why a call is slow that only might need the reference's second derivatives."""
+_warned: set[str] = set()
+"""Why calls were slow, as far as it has been said."""
+_NOT_THE_CALLER = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+"""Where the files are that stand between a call of a layer and this file."""
 
 
 def recurrence(
@@ -91,13 +103,15 @@ def recurrence(
 
     None for a state is a fresh one: zeros and an empty memory.
     """
-    name = choose(x, state, weights, cell_name, config)
-    if name == "reference" and torch.compiler.is_exporting():
+    name, reason = _choose(x, state, weights, cell_name, config)
+    if name == SLOW and torch.compiler.is_exporting():
         reasons = [f"{one}: {why}" for one, why in _refusals(x, state, weights, cell_name, config).items()]
         raise UserValueError(
             f"backend must be one that torch.export can record, which reference is not ({'; '.join(reasons)}).",
             "backend",
         )
+    if reason is not None and not torch.compiler.is_compiling() and reason not in _warned:
+        _warn(reason)
     if x.shape[1] == 0:
         return _without_rows(x, lengths, state, weights, cell_name, config)
     return BACKENDS[name].run(x, lengths, state, weights, cell_name, config)
@@ -119,6 +133,13 @@ def _without_rows(
 
 def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:
     """The name of the backend that runs a call."""
+    return _choose(x, state, weights, cell_name, config)[0]
+
+
+def _choose(
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> tuple[str, str | None]:
+    """The name of the backend that runs a call, and why it is the slow one where `auto` found no other."""
     if config.backend != "auto":
         reason = BACKENDS[config.backend].unsupported(x, state, weights, cell_name, config)
         if reason is not None:
@@ -126,14 +147,29 @@ def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name
                 f"backend must be auto or one that supports this call; {config.backend!r} does not: {reason}.",
                 "backend",
             )
-        return config.backend
+        return config.backend, None
+    reasons = {}
     for name, backend in BACKENDS.items():
-        reason = backend.unsupported(x, state, weights, cell_name, config)
-        if reason is None:
-            return name
-        if not torch.compiler.is_compiling():
-            _log_once(f"backend {name} is passed over: {reason}")
-    raise AssertionError("the reference backend supports everything")
+        reasons[name] = backend.unsupported(x, state, weights, cell_name, config)
+        if reasons[name] is None and name != SLOW:
+            tensors = (x, *(state or ())[:4], *weights[:4], *weights.scorer, *weights[5:])
+            return (SLOW, TWICE) if torch_private.records_outside_grad(tensors) else (name, None)
+    device = x.device.type
+    return SLOW, reasons.get(_OF_DEVICE.get(device, ""), f"no fast backend runs on the device {device}")
+
+
+def _warn(reason: str) -> None:
+    """Say why a call is slow, once for each reason, at the line of the caller."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"a SAB layer runs on the reference backend, many times slower than a compiled one: {reason}. "
+        "backend='reference' asks for it without this warning.",
+        SlowBackendWarning,
+        stacklevel=level,
+    )
+    _warned.add(reason)  # not where the warning is an error
 
 
 def _refusals(
@@ -164,8 +200,3 @@ def _triton_here() -> tuple[bool, str]:
 def _cpu_here() -> tuple[bool, str]:
     reason = loader.unavailable()
     return (True, loader.library().origin) if reason is None else (False, reason)
-
-
-@cache
-def _log_once(line: str) -> None:
-    logger.info(line)

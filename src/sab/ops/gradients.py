@@ -105,9 +105,9 @@ class Gradients:
             return self._total(self._dquery())
         # It is indexed by a microstate's number.
         first = schedule.next_number(self.plan.seen, self.plan.config.k_att)
-        by_number = self._new_dkeys().sum((0, 2))[: max(len(bias) - first, 0)]
-        gradient = bias.new_zeros(len(bias))
-        gradient[first : first + len(by_number)] = by_number
+        by_number = self._of_rows(self._new_dkeys().sum(2))[..., : max(len(bias) - first, 0)]
+        gradient = bias.new_zeros((*by_number.shape[:-1], len(bias)))
+        gradient[..., first : first + by_number.shape[-1]] = by_number
         return gradient
 
     def v(self) -> Tensor:
@@ -117,7 +117,7 @@ class Gradients:
         assert self.buffers.summary is not None
         left_t = as_type(self._dincorporated(), self.compute).t()
         factors = self.h_read, self.buffers.summary[self.first :]
-        return torch.cat([self._outer(left_t, factor) for factor in factors], dim=1)
+        return torch.cat([self._outer(left_t, factor) for factor in factors], dim=-1)
 
     def b_incorporate(self) -> Tensor:
         return self._total(self._dincorporated())
@@ -144,7 +144,7 @@ class Gradients:
 
     def _of_scorer(self, left: Tensor, states: Tensor) -> Tensor:
         gradient = self._outer(left.t(), SCORERS[str(self.plan.config.scorer)].mark(states))
-        return gradient.squeeze(0) if self.plan.is_affine else gradient
+        return gradient.squeeze(-2) if self.plan.is_affine else gradient
 
     def _outer(self, left_t: Tensor, right: Tensor) -> Tensor:
         """Sum over steps and rows of the outer products: [p, T * B] of the compute type and [T, B, q] to [p, q]."""
@@ -164,3 +164,32 @@ class Gradients:
     def _total(self, gradient: Tensor) -> Tensor:
         """Sum over steps and rows, in the state type."""
         return as_type(gradient.sum(0, dtype=self.buffers.store.dtype), self.dtype)
+
+
+class SampleGradients(Gradients):
+    """The same where rows belong to samples, one after another, each with gradients of the parameters of its own.
+
+    The gradients of parameters have one more dimension, the first; those of other inputs are the same.
+    """
+
+    def __init__(self, plan: Plan, given: Given, parameters: Parameters, buffers: Buffers, work: Work, samples: int):
+        super().__init__(plan, given, parameters, buffers, work)
+        self.samples = samples
+
+    def _outer(self, left_t: Tensor, right: Tensor) -> Tensor:
+        wide = torch.promote_types(self.compute, self.dtype)  # sums are not rounded to the compute type
+        left, right = (as_type(self._apart(tensor), wide) for tensor in (left_t.t(), self._rows(right)))
+        return as_type(left.transpose(1, 2) @ right, self.dtype)
+
+    def _total(self, gradient: Tensor) -> Tensor:
+        return as_type(self._apart(gradient).sum(1, dtype=self.buffers.store.dtype), self.dtype)
+
+    def _of_rows(self, gradient: Tensor | None) -> Tensor:
+        assert gradient is not None
+        return as_type(gradient.unflatten(0, (self.samples, -1)).sum(1), self.dtype)
+
+    def _apart(self, gradient: Tensor) -> Tensor:
+        """[T * B, p] as [samples, T * (B / samples), p]."""
+        batch, samples = self.plan.batch, self.samples
+        sizes = len(gradient) // batch, samples, batch // samples  # there may be no step
+        return gradient.unflatten(0, sizes).transpose(0, 1).flatten(1, 2)

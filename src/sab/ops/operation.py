@@ -7,6 +7,7 @@ are as few as possible: engines fill buffers only where they must, and the state
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import DEFAULT_SCORER, SABConfig
-from sab.ops import precision
+from sab.ops import batching, precision
 from sab.ops.arguments import (
     BACKWARD,
     FORWARD,
@@ -35,7 +36,7 @@ from sab.ops.arguments import (
 from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill, gate_bias
 from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
-from sab.ops.gradients import Gradients
+from sab.ops.gradients import Gradients, SampleGradients
 from sab.ops.plan import Plan, make_plan
 from sab.ops.precision import as_type, contiguous
 from sab.ops.results import Pass
@@ -45,6 +46,7 @@ from sab.parts.scorers import ScorerWeights
 _PLAIN = frozenset((torch.nn.Parameter, type(None), Tensor))
 """The types of arguments that are nothing but tensors."""
 _FRESH = Initial()
+_NO_SECOND_DERIVATIVE = "only the layer's backend='reference' has second derivatives; this gradient was another's."
 
 _library = torch.library.Library("sab", "DEF")
 _library.define(f"recurrence({schema(FORWARD)}) -> Tensor[]")
@@ -87,7 +89,9 @@ def run(
     # A trace serves both modes: torch.jit.trace makes it in one and checks it in the other.
     has_grad = torch.is_grad_enabled() or (not is_plain and torch_private.is_jit_tracing())
     saves = has_grad and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if not is_plain:
+    if torch_private.are_transforms_active():
+        outputs = _Transformed.apply(options, *tensors)
+    elif not is_plain:
         outputs = torch.ops.sab.recurrence.default(*tensors, *options, saves)
     elif saves:
         outputs = _Recurrence.apply(None, options, *tensors)
@@ -160,13 +164,17 @@ def _backward(
     outside: Outside,
     given: Given,
     parameters: Parameters,
-    saved: list[Tensor],
+    saved: Sequence[Tensor],
     options: Options,
-    needs: list[bool],
+    needs: Sequence[bool],
     *,
     is_last: bool = False,
+    samples: int = 0,
 ) -> list[Tensor]:
-    """The gradients of the inputs that need one. is_last: what was saved is not read again."""
+    """The gradients of the inputs that need one. is_last: what was saved is not read again.
+
+    samples: how many of them the rows belong to, where each has gradients of the parameters of its own; otherwise 0.
+    """
     given, parameters, outside = as_they_lie(given), as_they_lie(parameters), as_they_lie(outside)
     buffers = unpack_buffers(saved, given.lengths, options)
     plan, weights, loops = _plan_of(buffers, options), parameters.of_loops(), engine_named(options.engine)
@@ -178,6 +186,8 @@ def _backward(
         loops.backward(plan, weights, buffers, work)
         if not wants_initial:
             work = work._replace(dstore=None)  # frees memory for the products to come
+        if samples > 0:
+            return SampleGradients(plan, given, parameters, buffers, work, samples).of(names)
         return Gradients(plan, given, parameters, buffers, work).of(names)
 
 
@@ -196,30 +206,20 @@ class _Recurrence(torch.autograd.Function):
         else:
             op = torch.ops.sab.recurrence.default
             outputs = torch_private.redispatch(op, keyset, *tensors, *options, True)
-        ctx.options = options
         ctx.is_shared = torch_private.has_saved_tensor_hooks()
         ctx.is_used_up = False
-        ctx.save_for_backward(*given, *parameters, *outputs[1:])
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *[
-                output
-                for name, output in zip(result_names(options), outputs, strict=False)
-                if name not in Outside._fields
-            ]
-        )
+        _remember(ctx, options, given, parameters, outputs)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.is_used_up:
             raise RuntimeError("an earlier backward stopped half-way and used up what was saved: run forward again.")
-        of_results = dict(zip(result_names(ctx.options), gradients, strict=False))
-        outside = Outside(*map(of_results.get, Outside._fields))
-        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        given, parameters = split(tensors, (Given, Parameters))
-        saved = tensors[len(given) + len(parameters) :]
-        if torch.is_grad_enabled() or not _is_plain((*tensors, *gradients)):
+        outside, given, parameters, saved = _remembered(ctx, gradients)
+        needs = ctx.needs_input_grad[2:]
+        if torch_private.are_transforms_active() or torch_private.are_batched(gradients):
+            found = _transformed_backward(ctx.options, needs, outside, (*given, *parameters, *saved))
+        elif torch.is_grad_enabled() or not _is_plain((*given, *parameters, *saved, *gradients)):
             op = torch.ops.sab.recurrence_backward.default
             found = op(*outside, *given, *parameters, saved, *ctx.options, needs)
         else:
@@ -228,8 +228,7 @@ class _Recurrence(torch.autograd.Function):
             ctx.is_used_up = not (torch_private.keeps_graph() or ctx.is_shared or is_captured)
             with torch_private.below_autograd():
                 found = _backward(outside, given, parameters, saved, ctx.options, needs, is_last=ctx.is_used_up)
-        rest = iter(found)
-        return (None, None, *[next(rest) if needed else None for needed in needs])
+        return (None, None, *_spread(found, needs))
 
 
 class _RecurrenceBackward(torch.autograd.Function):
@@ -241,7 +240,105 @@ class _RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise RuntimeError("only the layer's backend='reference' has second derivatives; this gradient was another's.")
+        raise RuntimeError(_NO_SECOND_DERIVATIVE)
+
+
+class _Transformed(torch.autograd.Function):
+    """The operation inside of `torch.func`'s transforms: grad, vmap and what is made of them.
+
+    Outside of them `_Recurrence` is faster to call.
+    """
+
+    @staticmethod
+    def forward(options: Options, *tensors: Tensor | None) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch_private.below_autograd():
+            given, initial, parameters = split(_all_contiguous(tensors), (Given, Initial, Parameters))
+            return tuple(_forward(given, initial, parameters, options, True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        options, *tensors = inputs
+        given, _, parameters = split(tensors, (Given, Initial, Parameters))
+        _remember(ctx, options, given, parameters, output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        outside, given, parameters, saved = _remembered(ctx, gradients)
+        needs = ctx.needs_input_grad[1:]
+        found = _transformed_backward(ctx.options, needs, outside, (*given, *parameters, *saved))
+        return (None, *_spread(found, needs))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, options: Options, *tensors: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return batching.forward(_Transformed.apply, info.batch_size, in_dims[1:], options, tensors)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """Its backward, of `_Recurrence` as well where gradients come in under `torch.vmap`."""
+
+    @staticmethod
+    def forward(options: Options, needs: tuple[bool, ...], samples: int, *tensors: Any) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch_private.below_autograd():
+            flat = _all_contiguous(tensors)
+            outside, given, parameters = split(flat, (Outside, Given, Parameters))
+            saved = flat[len(outside) + len(given) + len(parameters) :]
+            return tuple(_backward(outside, given, parameters, saved, options, needs, samples=samples))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError(_NO_SECOND_DERIVATIVE)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, options: Options, needs: tuple[bool, ...], samples: int, *tensors: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        run = _TransformedBackward.apply
+        return batching.backward(run, info.batch_size, in_dims[3:], options, needs, samples, tensors)
+
+
+def _all_contiguous(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors, contiguous as the loops read them: what was mapped over may lie in any order, or be repeated."""
+    return [None if tensor is None else contiguous(tensor) for tensor in tensors]
+
+
+def _transformed_backward(
+    options: Options, needs: Sequence[bool], outside: Outside, others: tuple[Tensor | None, ...]
+) -> Sequence[Tensor]:
+    apply = _TransformedBackward.apply
+    if not torch_private.are_batched(outside):
+        return apply(options, needs, 0, *outside, *others)  # pyright: ignore[reportReturnType]
+
+    def rule(count: int, dims: list[int | None], gradients: list[Tensor | None]) -> Any:
+        dims += [None] * len(others)
+        return batching.backward(apply, count, dims, options, needs, 0, (*gradients, *others))
+
+    return torch_private.map_batched(rule, outside)
+
+
+def _remember(ctx: Any, options: Options, given: Given, parameters: Parameters, outputs: Sequence[Tensor]) -> None:
+    """Save what the backward reads."""
+    ctx.options = options
+    ctx.save_for_backward(*given, *parameters, *outputs[1:])
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(
+        *[output for name, output in zip(result_names(options), outputs, strict=False) if name not in Outside._fields]
+    )
+
+
+def _remembered(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Outside, Given, Parameters, Sequence[Tensor]]:
+    """The gradients of the results, by name, and what was saved."""
+    of_results = dict(zip(result_names(ctx.options), gradients, strict=False))
+    tensors = ctx.saved_tensors
+    given, parameters = split(tensors, (Given, Parameters))
+    return Outside(*map(of_results.get, Outside._fields)), given, parameters, tensors[len(given) + len(parameters) :]
+
+
+def _spread(found: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+    """A gradient or None for each input."""
+    rest = iter(found)
+    return [next(rest) if needed else None for needed in needs]
 
 
 def _on_device(*arguments: Any) -> list[Tensor]:

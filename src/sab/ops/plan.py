@@ -122,10 +122,20 @@ def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> s
     for weight in (*weights[:4], *weights.scorer, *weights[5:]):
         if weight is not None and (weight.dtype != dtype or weight.device != device):
             return "the parameters differ from the input in type or device"
-    if not torch.compiler.is_compiling() and torch_private.are_transforms_active():
-        return "function transforms are active"
+    if torch_private.are_transforms_active():
+        transforms = torch_private.active_transforms()
+        if "jvp" in transforms:
+            return "it has no forward-mode derivatives (jvp, jacfwd, hessian), only those of grad, vjp and jacrev"
+        if transforms.count("grad") > 1:
+            return "it has no second derivatives"
+        if not {"vmap", "grad"}.issuperset(transforms):
+            return f"the function transforms {', '.join(transforms)} are active"
+        if weights.norm_ih is not None or weights.h_mask is not None:
+            return "it has no layer_norm and no recurrent_dropout under function transforms"
     if torch_private.computes_tangents():
-        return "forward-mode gradients are computed"
+        return "it has no forward-mode derivatives, which are computed now"
     if state is not None and state.seen is None:
-        return "the rows of the state have seen different numbers of steps"
+        return (
+            "the rows of the state have seen different numbers of steps; rows that have seen as many are fast together"
+        )
     return None

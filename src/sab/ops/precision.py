@@ -1,7 +1,8 @@
 """The types that a pass computes in, the settings of its matrix products, and conversions that cost nothing extra.
 
 The compute type is that of products. The state type is the same except for bfloat16, where sums over many steps are
-kept in float32.
+kept in float32. On the CPU, whose loops compute in float32 and float64, a lower precision is one of storage alone: of
+the parameters, inputs and results of a layer in bfloat16 or float16. Autocast changes nothing there.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def is_autocast(device: str) -> bool:
 
 
 def compute_type(x: Tensor, weights: LayerWeights) -> torch.dtype:
-    """The type of the products: the layer's, or autocast's."""
+    """The type of the products: the layer's, or autocast's; on the CPU at least float32."""
     dtype, device = weights.w_hh.dtype, x.device.type
+    if device == "cpu":
+        return torch.float64 if dtype == torch.float64 else torch.float32
     if dtype != torch.float64 and is_autocast(device):
         return torch.get_autocast_dtype(device)
     return dtype

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import SABConfig
-from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
@@ -33,8 +32,6 @@ def unsupported(
     """Why this backend cannot run a configuration, or None where it can."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}"
-    if precision.compute_type(x, weights) not in (torch.float32, torch.float64):
-        return "it computes in float32 and float64 alone"
     if config.k_top > 0 and callable(config.scorer):
         return "it does not take a callable as the scorer"
     return no_plan(x, state, weights) or _missing(*config.part_names(cell_name))
@@ -67,9 +64,10 @@ def overwrites_gates(plan: Plan) -> bool:
 def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     """Run the steps in order; see `sab.ops.buffers` for what is in the buffers."""
     blank(plan, buffers)
-    weights = cast(weights, weights.w_hh.dtype)
-    store, w_hh = buffers.store, weights.w_hh
-    arguments = _arguments(plan, weights)
+    store = buffers.store
+    weights = cast(weights, store.dtype)
+    w_hh = weights.w_hh
+    arguments = arguments_of(plan, weights)
     bias = store.new_zeros(len(w_hh)) if weights.b_hh is None else weights.b_hh
     packed = {"w_hidden": _pack(w_hh, transposed=True)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
@@ -89,9 +87,10 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """Run the steps in reverse order; see `sab.ops.buffers` for what is in the buffers."""
     blank_work(work)
-    weights = cast(weights, weights.w_hh.dtype)
-    store, w_hh = buffers.store, weights.w_hh
-    arguments = _arguments(plan, weights)
+    store = buffers.store
+    weights = cast(weights, store.dtype)
+    w_hh = weights.w_hh
+    arguments = arguments_of(plan, weights)
     packed = {"w_hidden_back": _pack(w_hh, transposed=False)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
         packed["w_query_back"] = _pack(weights.w_query, transposed=False)
@@ -109,7 +108,8 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     _run("backward", store.dtype, arguments, w_hh.nbytes)
 
 
-def _arguments(plan: Plan, weights: Weights) -> Arguments:
+def arguments_of(plan: Plan, weights: Weights) -> Arguments:
+    """The sizes, the parts and the weights that are not packed."""
     config, bias = plan.config, weights.scorer_bias
     arguments = Arguments()
     cell, scorer, weighting, incorporation = map(_index, registry.PARTS, config.part_names(plan.cell))
@@ -150,26 +150,29 @@ def _masked(weights: Weights) -> dict[str, Tensor]:
 def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int) -> None:
     """Run a pass on torch's number of threads."""
     arguments.set(threads=torch.get_num_threads(), shared=weights_bytes > LARGEST_OWN_WEIGHTS)
-    if _function(direction, dtype)(ctypes.byref(arguments)) != 0:
+    if function(direction, dtype)(ctypes.byref(arguments)) != 0:
         raise RuntimeError(f"the compiled {direction} pass refused its arguments: a part is not in the library.")
 
 
 @cache
-def _function(name: str, dtype: torch.dtype) -> Any:
-    function = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    function.restype = None if name == "pack" else ctypes.c_int64
+def function(name: str, dtype: torch.dtype) -> Any:
+    """A compiled function by its name, for numbers of this type."""
+    found = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    found.restype = None if name == "pack" else ctypes.c_int64
     if name in ("forward", "backward"):
-        function.argtypes = [ctypes.c_void_p]
+        found.argtypes = [ctypes.c_void_p]
+    elif name == "step":
+        found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     elif name == "pack":
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-    return function
+        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+    return found
 
 
 def _pack(weight: Tensor, transposed: bool) -> Tensor:
     """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels."""
     inner, outer = weight.shape[::-1] if transposed else weight.shape
-    columns = _function("columns", weight.dtype)()
+    columns = function("columns", weight.dtype)()
     panels = -(-outer // columns)
     packed = weight.new_empty(panels * inner * columns)
-    _function("pack", weight.dtype)(weight.data_ptr(), inner, outer, transposed, packed.data_ptr())
+    function("pack", weight.dtype)(weight.data_ptr(), inner, outer, transposed, packed.data_ptr())
     return packed

@@ -25,7 +25,7 @@ from typing import Any
 
 from sab import torch_private
 from sab.ops.cpu import build
-from sab.ops.cpu.arguments import Arguments
+from sab.ops.cpu.arguments import Arguments, Step
 from sab.parts import registry
 
 try:
@@ -35,8 +35,10 @@ except ImportError:  # Windows
 
 logger = logging.getLogger("sab")
 
-SYMBOLS = "sab_arguments_size sab_parts".split()
-SYMBOLS += [f"sab_{name}_{kind}" for name in "columns pack forward backward".split() for kind in ("float", "double")]
+SYMBOLS = "sab_arguments_size sab_step_size sab_parts".split()
+SYMBOLS += [
+    f"sab_{name}_{kind}" for name in "columns pack forward backward step".split() for kind in ("float", "double")
+]
 """The functions that a library must have."""
 PACKAGED = "compiled in the wheel"
 """Where a wheel's library comes from, in words."""
@@ -78,12 +80,15 @@ class Library:
         if lacking is not None:
             _close(library)
             raise WrongLibrary(f"'{path}' lacks the function {lacking}")
-        self.functions.sab_arguments_size.restype = ctypes.c_int64
-        size, expected = self.functions.sab_arguments_size(), ctypes.sizeof(Arguments)
-        if size != expected:
-            raise LibraryUnavailable(
-                f"the compiled loops take arguments of {size} bytes, not {expected}: loop.cpp and arguments.py differ"
-            )
+        for find_size, structure in (("sab_arguments_size", Arguments), ("sab_step_size", Step)):
+            found = getattr(self.functions, find_size)
+            found.restype = ctypes.c_int64
+            size, expected = found(), ctypes.sizeof(structure)
+            if size != expected:
+                raise LibraryUnavailable(
+                    f"the compiled loops take arguments of {size} bytes, not {expected}: "
+                    "loop.cpp and arguments.py differ"
+                )
         self.functions.sab_parts.restype = ctypes.c_char_p
         self.parts: dict[str, dict[str, int]] = {}
         """For each kind the names of its parts, with the indices that the compiled loops take."""
@@ -137,7 +142,6 @@ def _find() -> Library | str:
     try:
         return _packaged() or _built()
     except (LibraryUnavailable, build.BuildError, OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        logger.warning("there is no compiled CPU backend, so the slower reference does its work: %s", error)
         return str(error)
 
 
@@ -169,7 +173,7 @@ def _built() -> Library:
         for path in sorted(folder.glob(f"recurrence-{_fingerprint()}-*.so"), key=lambda one: -one.stat().st_mtime):
             if (library := _cached(path, "compiled earlier")) is not None:
                 return library
-        raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH")
+        raise LibraryUnavailable("no C++ compiler (c++, g++ or clang++) is on the PATH; one makes it fast")
     path = folder / f"recurrence-{_fingerprint()}-{_version(compiler)}.so"
     origin = f"compiled with {compiler}"
     library = _cached(path, origin)
