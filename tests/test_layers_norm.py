@@ -234,6 +234,26 @@ def test_layer_norm_in_pieces_equals_the_whole_and_is_traced() -> None:
     assert found.total[:-1].abs().max() > 0
 
 
+@pytest.mark.parametrize("extra", EXTRAS, ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_per_sample_gradients(cell: str, extra: dict[str, Any]) -> None:
+    layer = randomize(make_layer(cell, 3, 5, k_top=0, backend="cpu", **extra))
+    weights, x = {name: value.detach() for name, value in layer.named_parameters()}, randn(6, 4, 3)
+
+    def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, weights, (row.unsqueeze(1),))[0].square().sum()
+
+    def found(rows: Tensor) -> dict[str, Tensor]:
+        torch.manual_seed(1)  # and all samples have the same mask
+        return torch.vmap(torch.func.grad(loss), in_dims=(None, 1), randomness="same")(weights, rows)
+
+    together = found(x)
+    for row in range(4):
+        alone = found(x[:, row : row + 1])
+        for name, value in together.items():
+            assert_close(value[row], alone[name][0], name, tolerance=1e-9)
+
+
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
 def test_copies_and_files_keep_the_options(make: Any) -> None:
     layer = make_layer("lstm", 3, 5, layer_norm=True, recurrent_dropout=0.25)
