@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test test-arithmetic lint format bench performance results fuzz test-faults docs pictures clean
+.PHONY: setup demo test test-arithmetic lint format bench options performance results fuzz test-faults docs pictures clean
 
 setup: $(READY)
 
@@ -49,6 +49,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/sab bench
+
+# The options of the commands as `sab` knows them before torch is imported, from the commands themselves.
+options: $(READY)
+	$(BIN)/python -m tools.options
 
 # The tables and figures of docs/performance.md, from the records that are kept.
 performance: $(READY)

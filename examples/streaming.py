@@ -7,7 +7,7 @@ to any moment, keep every k_att-th hidden state; this script shows what that cos
     python examples/streaming.py                     # a million steps
     python examples/streaming.py --steps 100000000   # or stop it with Ctrl-C
 
-It needs `pip install sab` alone. The million steps took 44 s of CPU time, on a machine that had much else to do.
+It needs `pip install sab-torch` alone. The million steps took 44 s of CPU time, on a machine that had much else to do.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Keogh; 50 series to train on, 150 to test). The model says which it was after th
 
     python examples/time_series.py
 
-It needs `pip install 'sab[examples]'`. Three models of one size from the same seeds, in the same training:
+It needs `pip install 'sab-torch[examples]'`. Three models of one size from the same seeds, in the same training:
 
     LSTM                torch.nn.LSTM, full backpropagation through all steps
     LSTM, truncated     the same, its chain cut every 10 steps

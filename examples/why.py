@@ -6,7 +6,7 @@ tell whether the explanation is right.
 
     python examples/why.py --out why.png
 
-It needs `pip install 'sab[report]'` for the picture.
+It needs `pip install 'sab-torch[report]'` for the picture.
 
 Its 700 iterations took 18 s of CPU time: all digits are right, and every answer read most of the very microstate that
 holds its digit.

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sab.extras import DISTRIBUTION
 from sab.lab import cli
 from sab.lab.commands import datasets, pictures, training
 from sab.lab.experiments.demo import RECIPE
@@ -124,6 +125,7 @@ def test_commands_are_right(page: Path, capsys: pytest.CaptureFixture[str]) -> N
         "torchrun --nproc-per-node 4 -m sab train ptb --hidden-sise 3",
         "make nothing",
         "pip install '.[nothing]'",
+        "pip install 'sab[train]'",
         "python examples/why.py --nothing",
         "sbatch job.sh",
     ],
@@ -144,7 +146,9 @@ def check_command(words: list[str]) -> None:
         assert set(arguments) <= set(targets), words
     elif program == "pip":
         assert arguments[0] == "install", words
-        wanted = re.fullmatch(r"\.(?:\[([\w,]+)\])?", arguments[1])
+        what = [one for one in arguments[1:] if one != "-e"]
+        assert len(what) == 1, words
+        wanted = re.fullmatch(rf"(?:\.|{DISTRIBUTION})(?:\[([\w,]+)\])?", what[0])
         assert wanted, words
         assert set(filter(None, (wanted[1] or "").split(","))) <= extras(), words
     elif program == "python":
@@ -189,11 +193,8 @@ def short_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def stub_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command is parsed as ever, and does nothing."""
     kind, _, below = name.partition(" ")
-    if kind == "data":
-        monkeypatch.setattr(datasets, f"data_{below}", nothing(getattr(datasets, f"data_{below}")))
-    else:
-        commands = pictures.PLOTS if below else cli.COMMANDS
-        monkeypatch.setitem(commands, below or kind, nothing(commands[below or kind]))
+    commands = {"data": datasets.COMMANDS, "plot": pictures.PLOTS}[kind] if below else cli.COMMANDS
+    monkeypatch.setitem(commands, below or kind, nothing(commands[below or kind]))
 
 
 def nothing(command: Callable[..., int]) -> Callable[..., int]:

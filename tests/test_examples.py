@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,8 @@ def output_of(script: str, folder: Path, *arguments: str, **environment: str) ->
 
 
 def test_all_are_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"time_series.py", "streaming.py", "why.py"}
+    code = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'output_of("{path.name}"' in code for path in EXAMPLES.glob("*.py"))
 
 
 def test_time_series_compares_three_models(tmp_path: Path) -> None:
@@ -68,3 +70,24 @@ def test_why_tells_steps_and_draws_them(tmp_path: Path) -> None:
     assert "of the credit" in told
     assert "by these paths\n" in told
     assert (tmp_path / "why.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning_trains_checkpoints_and_tests(tmp_path: Path, precision: str) -> None:
+    for package in ("sktime", "lightning"):
+        pytest.importorskip(package, reason="needs the extra `examples`")
+    told = output_of("lightning_module.py", tmp_path, "--precision", precision)
+    assert f"216 recordings to train on, 370 to test, of 7 to 29 steps; {precision}" in told
+    (found,) = re.findall(r"test ([\d.]+)%", told)
+    assert float(found) > 30  # chance is 11 %
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_accelerate_carries_the_memory_and_resumes(tmp_path: Path, precision: str) -> None:
+    for package in ("sktime", "accelerate"):
+        pytest.importorskip(package, reason="needs the extra `examples`")
+    told = output_of("accelerate_loop.py", tmp_path, "--precision", precision)
+    naive, half, whole = (float(line.split()[-1]) for line in told.splitlines()[1:])
+    assert whole < half < naive
+    assert list(tmp_path.iterdir()) == []

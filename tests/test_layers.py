@@ -32,6 +32,7 @@ from tests.ops.cases import (
     make_torch,
     randn,
     randomize,
+    run,
     weighted_sum,
 )
 
@@ -248,7 +249,7 @@ def test_other_floating_point_types(cell: str, dtype: torch.dtype) -> None:
     exact = make_layer(cell, 3, 8, 2, k_top=3, weighting="softmax", scorer="mlp", incorporate="add_bounded")
     layer = copy.deepcopy(exact).to(dtype)
     x = randn(9, 2, 3)
-    output, state = layer(x.to(dtype), lengths=torch.tensor([9, 4]))
+    output, state = run(layer, x.to(dtype), lengths=torch.tensor([9, 4]))
     assert output.dtype == state.h.dtype == state.microstates.dtype == state.keys.dtype == dtype
     assert_close(output.double(), exact(x, lengths=torch.tensor([9, 4]))[0], tolerance=tolerance)
     for gradient in gradients([output], list(layer.parameters())):
@@ -265,7 +266,7 @@ def test_large_preactivations_give_no_nan(options: dict[str, Any], dtype: torch.
             for parameter in layer.parameters():
                 parameter.fill_(sign * 1e4)
         x = randn(7, 2, 2).to(dtype).requires_grad_()
-        output, state = layer(x, lengths=[7, 3])
+        output, state = run(layer, x, lengths=[7, 3])
         assert output.isfinite().all()
         assert state.microstates.isfinite().all()
         for gradient in gradients([output, state.h], [x, *layer.parameters()]):
@@ -571,9 +572,9 @@ def test_the_output_may_be_changed_in_place(cell: str, backend: str) -> None:
     """As `torch.nn`'s may: `F.dropout(output, inplace=True)` and the like are common."""
     layer = randomize(make_layer(cell, 3, 4, k_top=2, backend=backend))
     x = randn(7, 2, 3).requires_grad_()
-    output, state = layer(x)
+    output, state = run(layer, x)
     expected = gradients([output * 2, state.h], [x])[0]
-    output, state = layer(x)
+    output, state = run(layer, x)
     before = [part.clone() for part in (*state, state.microstates)]
     output.mul_(2)
     for part, saved in zip((*state, state.microstates), before, strict=True):

@@ -97,7 +97,7 @@ BAD_INPUTS: list[tuple[Any, type[Exception], str]] = [
     (randn(1, 5, 2, 3), ValueError, "[1, 5, 2, 3]"),
     (randn(), ValueError, "[]"),
     (randn(0, 2, 3), ValueError, "[0, 2, 3]"),
-    (randn(5, 0, 3), ValueError, "[5, 0, 3]"),
+    (randn(0, 0, 3), ValueError, "[0, 0, 3]"),
     (randn(0, 3), ValueError, "[0,"),
     (randn(5, 2, 3).float(), TypeError, "torch.float32"),
     (torch.zeros(5, 2, 3, dtype=torch.int64), TypeError, "torch.int64"),
@@ -250,9 +250,14 @@ def test_a_state_with_memory_is_refused_by_a_layer_without() -> None:
 
 def test_states_made_by_hand_are_checked() -> None:
     layer = sab.SABGRU(3, 4)
-    _, state = layer(torch.zeros(5, 2, 3))
+    state = layer(torch.zeros(5, 2, 3))[1].state
     for change, words in (
-        ({"steps": torch.tensor([-1, 5])}, "steps of at least 0; got [-1, 5]"),
+        ({"steps": torch.tensor([-1, 5])}, "steps from 0 to 2147483647; got [-1, 5]"),
+        ({"steps": torch.full((2,), 2**63 - 2)}, "steps from 0 to 2147483647; got [9223372036854775806,"),
+        ({"steps": torch.zeros(2, dtype=torch.int64, device="meta")}, "steps on the CPU; got meta"),
+        ({"numbers": None}, "numbers of shape [1, 2, 2]; got None"),
+        ({"keys": [1.0]}, "keys that is a tensor of layout torch.strided; got list"),
+        ({"h": state.h.to_sparse()}, "h that is a tensor of layout torch.strided; got torch.sparse_coo"),
         ({"steps": state.steps.double()}, "steps of type torch.int64; got torch.float64"),
         ({"numbers": state.numbers.float()}, "numbers of type torch.int64; got torch.float32"),
         ({"keys": state.keys.double()}, "keys of type torch.float32; got torch.float64"),
@@ -287,6 +292,43 @@ def test_one_length_for_unbatched_input() -> None:
     assert_close(layer(x, lengths=3)[0][:3], layer(x[:3])[0])  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
+@pytest.mark.parametrize("cls", [sab.SABLSTM, sab.SABGRU, sab.SABRNN])
+def test_a_projection_is_refused_by_name(cls: Any) -> None:
+    assert cls(3, 4, proj_size=0).hidden_size == 4
+    with pytest.raises(ValueError, match=r"^proj_size must be 0: .*; got 2\.$"):
+        cls(3, 4, proj_size=2)
+
+
 def test_only_a_state_can_be_compact() -> None:
-    with pytest.raises(TypeError, match=r"^state must be a SABState; got tuple"):
+    with pytest.raises(TypeError, match=r"^state must be a SABState or a SABHidden; got tuple"):
         sab.SABLSTM(3, 4).compact((torch.zeros(1), torch.zeros(1)))  # pyright: ignore[reportArgumentType]
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)], layout=layout)
+
+
+INPUTS_OF_OTHER_KINDS = {
+    "sparse": (lambda: torch.zeros(4, 2, 3).to_sparse(), TypeError, "layout torch.sparse_coo"),
+    "compressed": (lambda: torch.zeros(4, 3).to_sparse_csr(), TypeError, "layout torch.sparse_csr"),
+    "nested": (lambda: nested(torch.strided), TypeError, "a nested tensor"),
+    "jagged": (lambda: nested(torch.jagged), TypeError, "a nested tensor"),
+    "meta": (lambda: torch.zeros(4, 2, 3, device="meta"), ValueError, "the layer's device cpu; got one on meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR).*:UserWarning")
+@pytest.mark.parametrize("kind", INPUTS_OF_OTHER_KINDS)
+def test_an_input_of_another_kind_gets_a_sentence(kind: str) -> None:
+    make, error, words = INPUTS_OF_OTHER_KINDS[kind]
+    with pytest.raises(error) as caught:
+        sab.SABLSTM(3, 5)(make())
+    check_mistake(caught.value, "input", words)
+
+
+def test_a_layer_on_the_meta_device_takes_an_input_from_there_alone() -> None:
+    layer = sab.SABGRU(3, 5, device="meta")
+    output = layer(torch.zeros(4, 2, 3, device="meta"))[0]
+    assert (output.shape, output.device.type) == ((4, 2, 5), "meta")
+    with pytest.raises(UserError, match="the layer's device meta; got one on cpu"):
+        layer(torch.zeros(4, 2, 3))

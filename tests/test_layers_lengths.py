@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed
 from hypothesis import assume, given
+from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.comparing import selects_surely
-from tests.ops.cases import Case, assert_close, cases, gradients, make_layer, randn, randomize
+from tests.ops.cases import BACKENDS, Case, assert_close, cases, gradients, make_layer, randn, randomize, run
 
 
 @given(cases(max_steps=7))
@@ -19,10 +22,10 @@ def test_lengths_equal_running_each_row_alone(case: Case) -> None:
     x = case.x().requires_grad_()
     leaves = [x, *layer.parameters()]
     assume(selects_surely(layer, x, lengths=lengths))
-    output, state, attention = layer(x, lengths=lengths, return_attention=True)
+    output, state, attention = run(layer, x, lengths=lengths, return_attention=True)
     rows = []
     for row, length in enumerate(case.lengths):
-        alone, alone_state, alone_attention = layer(x[:length, row], return_attention=True)
+        alone, alone_state, alone_attention = run(layer, x[:length, row], return_attention=True)
         rows.append(torch.cat([alone, alone.new_zeros(case.steps - length, alone.shape[-1])]))
         for one, other in zip(state, alone_state, strict=True):
             assert_close(one[:, row], other, "final state of the last real step")
@@ -49,8 +52,8 @@ def test_padding_is_never_read(case: Case) -> None:
     padding = torch.arange(case.steps)[:, None] >= lengths
     poisoned = x.masked_fill(padding[..., None], torch.nan).requires_grad_()
     x = x.requires_grad_()
-    output, state, attention = layer(x, lengths=lengths, return_attention=True)
-    output_2, state_2, attention_2 = layer(poisoned, lengths=lengths, return_attention=True)
+    output, state, attention = run(layer, x, lengths=lengths, return_attention=True)
+    output_2, state_2, attention_2 = run(layer, poisoned, lengths=lengths, return_attention=True)
     assert torch.equal(output_2, output)
     assert torch.equal(attention_2.weights, attention.weights)
     for one, other in zip((*state, state.microstates), (*state_2, state_2.microstates), strict=True):
@@ -72,9 +75,9 @@ def test_packed_equals_lengths(bidirectional: bool, batch_first: bool, enforce_s
     lengths = torch.tensor([7, 5, 5, 1] if enforce_sorted else [5, 1, 7, 5])
     x = randn(4, 7, 3) if batch_first else randn(7, 4, 3)
     assert selects_surely(layer, x, lengths=lengths)
-    output, state, attention = layer(x, lengths=lengths, return_attention=True)
+    output, state, attention = run(layer, x, lengths=lengths, return_attention=True)
     packed = pack_padded_sequence(x, lengths, batch_first, enforce_sorted)
-    packed_output, packed_state, packed_attention = layer(packed, return_attention=True)
+    packed_output, packed_state, packed_attention = run(layer, packed, return_attention=True)
     unpacked, unpacked_lengths = pad_packed_sequence(packed_output, batch_first)
     assert_close(unpacked, output)
     assert torch.equal(unpacked_lengths, lengths)
@@ -100,8 +103,8 @@ def test_batch_first_is_a_transpose(case: Case) -> None:
     case.options["batch_first"] = True
     batch_first, x, lengths = case.layer(), case.x(), torch.tensor(case.lengths)
     assume(selects_surely(time_first, x, lengths=lengths))
-    output, state, attention = time_first(x, lengths=lengths, return_attention=True)
-    output_2, state_2, attention_2 = batch_first(x.transpose(0, 1), lengths=lengths, return_attention=True)
+    output, state, attention = run(time_first, x, lengths=lengths, return_attention=True)
+    output_2, state_2, attention_2 = run(batch_first, x.transpose(0, 1), lengths=lengths, return_attention=True)
     assert_close(output_2.transpose(0, 1), output)
     assert_close(state_2.h, state.h)
     assert_close(state_2.microstates, state.microstates)
@@ -112,9 +115,9 @@ def test_batch_first_is_a_transpose(case: Case) -> None:
 @given(cases(ragged=False, max_batch=1, bidirectional=False))
 def test_unbatched_is_a_batch_of_one(case: Case) -> None:
     layer, x = case.layer(), case.x()
-    output, state, attention = layer(x, return_attention=True)
+    output, state, attention = run(layer, x, return_attention=True)
     assume(selects_surely(layer, x) and selects_surely(layer, x, state))
-    output_2, state_2, attention_2 = layer(x[:, 0], return_attention=True)
+    output_2, state_2, attention_2 = run(layer, x[:, 0], return_attention=True)
     assert_close(output_2, output[:, 0])
     assert_close(state_2.h, state.h[:, 0])
     assert torch.equal(attention_2.numbers, attention.numbers[..., 0, :])
@@ -143,3 +146,32 @@ def test_attention_of_the_reverse_direction_is_in_the_order_of_the_input() -> No
     _, _, (numbers, _) = layer(randn(5, 1, 3), return_attention=True)
     assert (numbers[0, :, 0, 0] >= 0).tolist() == [False, False, True, True, True]
     assert (numbers[1, :, 0, 0] >= 0).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("table", [lambda row: torch.stack([row, row * 0 + 1], 1)[:, 0],
+                                   lambda row: row.repeat_interleave(2)[::2]])  # fmt: skip
+def test_lengths_are_read_as_torch_reads_them(table: Callable[[Tensor], Tensor], backend: str) -> None:
+    """A column of a table, and other tensors whose numbers do not lie side by side."""
+    layer = randomize(make_layer("lstm", 2, 3, k_top=2, k_att=1, backend=backend))
+    x, lengths = randn(6, 4, 2), [3, 6, 1, 5]
+    expected, end = layer(x, lengths=lengths)
+    output, state = layer(x, lengths=table(torch.tensor(lengths)))
+    assert_close(output, expected)
+    assert_close(state.h, end.h)
+    assert_close(state.microstates, end.microstates)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_expanded_lengths(backend: str) -> None:
+    layer, x = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1, backend=backend)), randn(6, 4, 2)
+    output, h = layer(x, lengths=torch.tensor(2).expand(4))
+    assert_close(output[:2], layer(x[:2])[0])
+    assert not output[2:].any()
+    assert h.state.steps.tolist() == [2, 2, 2, 2]
+
+
+def test_narrow_whole_numbers_are_lengths_too() -> None:
+    layer, x = make_layer("gru", 2, 3), randn(6, 4, 2)
+    for dtype in (torch.int32, torch.uint8):
+        assert_close(layer(x, lengths=torch.tensor([3, 6, 1, 5], dtype=dtype))[0], layer(x, lengths=[3, 6, 1, 5])[0])

@@ -12,7 +12,18 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import sab
 from sab.config import NEUTRAL_GATE
-from tests.ops.cases import CELLS, PLAIN, assert_close, both, gradients, make_layer, make_torch, randn, randomize
+from tests.ops.cases import (
+    BACKENDS,
+    CELLS,
+    PLAIN,
+    assert_close,
+    both,
+    gradients,
+    make_layer,
+    make_torch,
+    randn,
+    randomize,
+)
 
 
 def form(cell: str, h: Tensor, c: Tensor) -> Any:
@@ -164,3 +175,34 @@ def test_positional_arguments_are_in_the_order_of_torch() -> None:
     ):
         for name in ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"):
             assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("memory", [{}, {"k_top": 2, "k_att": 1}])
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_batch_of_no_rows(cell: str, backend: str, memory: Any, batch_first: bool) -> None:
+    options: Any = {"bidirectional": True, "batch_first": batch_first}
+    theirs, ours = make_torch(cell, 3, 4, 2, **options), make_layer(cell, 3, 4, 2, backend=backend, **memory, **options)
+    x = randn(0, 5, 3) if batch_first else randn(5, 0, 3)
+    found = []
+    for layer in (theirs, ours):
+        leaf = x.clone().requires_grad_()
+        output, state = layer(leaf)
+        output, state = layer(leaf, state)
+        states = state if isinstance(state, tuple | sab.SABState) else (state,)
+        torch.stack([tensor.sum() for tensor in (output, *states)]).sum().backward()
+        assert all(parameter.grad is not None and not parameter.grad.any() for parameter in layer.parameters())
+        assert leaf.grad is not None
+        found.append([output.shape, *(tensor.shape for tensor in states), leaf.grad.shape])
+    assert found[0] == found[1]
+    output, _, attention = ours(x, lengths=[], return_attention=True)
+    assert attention.weights.shape[:-1] == (4, *output.shape[:-1])
+
+
+def test_rows_may_come_to_an_end() -> None:
+    layer = make_layer("lstm", 3, 4, k_top=2, k_att=1)
+    state = layer(randn(5, 2, 3))[1].select([])
+    output, end = layer(randn(5, 0, 3), state)
+    assert output.shape == (5, 0, 4)
+    assert end.h.shape == (1, 0, 4)

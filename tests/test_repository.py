@@ -73,11 +73,24 @@ def test_workflow_tests_the_oldest_and_the_pinned_torch() -> None:
     assert version(newest["python"]) > version(oldest["python"])
 
 
-def test_workflow_may_only_read() -> None:
-    workflow = load(WORKFLOW)
+@pytest.mark.parametrize("path", sorted(WORKFLOW.parent.iterdir()), ids=lambda path: path.name)
+def test_workflow_may_only_read(path: Path) -> None:
+    workflow = load(path)
     assert workflow["permissions"] == {"contents": "read"}
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_no_command_installs_the_package_of_another() -> None:
+    """`sab` on the public index is something else."""
+    files = [
+        *ROOT.glob("*.md"),
+        *(path for one in ("docs", "examples", "src", "tools") for path in (ROOT / one).rglob("*")),
+    ]
+    for path in files:
+        if path.suffix in (".md", ".py", ".toml"):
+            found = re.findall(r"pip install (?:-\S+ )*['\"]?sab\b(?!-torch)", path.read_text(encoding="utf-8"))
+            assert found == [], path
 
 
 def test_issue_forms_have_what_the_host_asks_for() -> None:

@@ -6,6 +6,10 @@ import copy
 import dataclasses
 import io
 import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -16,13 +20,13 @@ from hypothesis import strategies as st
 
 import sab
 from tests.comparing import selects_surely
-from tests.ops.cases import DOUBLE, Case, assert_close, cases, make_layer, randn, randomize
+from tests.ops.cases import BACKENDS, DOUBLE, Case, assert_close, cases, make_layer, randn, randomize, run
 
 
 def ragged_state(cell: str = "lstm", **options: Any) -> tuple[Any, sab.SABState]:
     """A layer and the state after three rows of different length."""
     layer = randomize(make_layer(cell, 2, 3, 2, **{"k_top": 2, "k_att": 1} | options))
-    return layer, layer(randn(6, 3, 2), lengths=[6, 2, 5])[1]
+    return layer, run(layer, randn(6, 3, 2), lengths=[6, 2, 5])[1]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -37,10 +41,14 @@ def test_it_is_a_tuple_like_torchs(cell: str) -> None:
         state[2]
 
 
-def test_its_h_and_c_start_a_layer_with_an_empty_memory() -> None:
+def test_its_h_and_c_have_the_memory_and_plain_tensors_start_with_an_empty_one() -> None:
     layer, state = ragged_state()
-    output, fresh = layer(randn(1, 3, 2), tuple(state))
-    assert_close(output, layer.to_torch()(randn(1, 3, 2), tuple(state))[0])
+    output, end = layer(randn(1, 3, 2), tuple(state))
+    assert_close(output, layer(randn(1, 3, 2), state)[0])
+    assert end.steps.tolist() == [7, 3, 6]
+    plain = tuple(part * 1 for part in state)
+    output, fresh = layer(randn(1, 3, 2), plain)
+    assert_close(output, layer.to_torch()(randn(1, 3, 2), plain)[0])
     assert fresh.steps.tolist() == [1, 1, 1]
 
 
@@ -126,11 +134,11 @@ def test_selected_rows_continue_exactly(cell: str, rows: Any, expected: list[int
     layer, state = ragged_state(cell, incorporate="add_bounded")
     x = randn(5, 3, 2, seed=4)
     assert selects_surely(layer, x, state)
-    whole, whole_state = layer(x, state)
+    whole, whole_state = run(layer, x, state)
     selected = state.select(rows)
     assert selected.h.shape == (2, len(expected), 3)
     assert selected.steps.tolist() == [[6, 2, 5][row] for row in expected]
-    output, end = layer(x[:, expected], selected)
+    output, end = run(layer, x[:, expected], selected)
     assert_close(output, whole[:, expected])
     assert_close(end.h, whole_state.h[:, expected])
     assert torch.equal(end.steps, whole_state.steps[expected])
@@ -139,7 +147,7 @@ def test_selected_rows_continue_exactly(cell: str, rows: Any, expected: list[int
 def test_selection_keeps_the_gradient() -> None:
     layer = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1))
     x = randn(4, 2, 2).requires_grad_()
-    output = layer(randn(2, 1, 2), layer(x)[1].select(1))[0]
+    output = layer(randn(2, 1, 2), layer(x)[1].state.select(1))[0]
     gradient = torch.autograd.grad(output.sum(), x)[0]
     assert gradient[:, 1].any()
     assert not gradient[:, 0].any()
@@ -154,7 +162,7 @@ def test_rows_that_are_not_there(rows: Any) -> None:
 
 @given(cases(), st.integers(0, 6))
 def test_recent_keeps_the_latest_of_each_row(case: Case, count: int) -> None:
-    state = case.layer()(case.x(), lengths=torch.tensor(case.lengths))[1]
+    state = run(case.layer(), case.x(), lengths=torch.tensor(case.lengths))[1]
     recent = state.recent(count)
     assert recent.numbers.shape[-1] == min(count, state.numbers.shape[-1])
     for layer, row in np.ndindex(*state.numbers.shape[:2]):
@@ -204,11 +212,43 @@ def test_torch_save_and_load() -> None:
 
 def test_a_plain_layer_keeps_no_memory() -> None:
     layer = make_layer("gru", 2, 3, k_top=0, k_att=1)
-    state = layer(randn(6, 2, 2))[1]
+    state = layer(randn(6, 2, 2))[1].state
     assert state.microstates.shape == (1, 2, 0, 3)
     assert state.keys.shape[:3] == (1, 2, 0)
     assert state.microstates.dtype == DOUBLE
     assert layer(randn(6, 2, 2), state, return_attention=True)[2].numbers.shape == (6, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "scorer", "k_att"),
+    [("steps", "mlp", 3), ("seen", "cosine", 2), ("seen without microstates", "affine", 1)],
+)
+def test_a_hostile_file_does_not_reach_the_loops(change: str, scorer: str, k_att: int) -> None:
+    """In a process of its own, which such numbers once ended."""
+    program = f"""
+import torch, sab
+layer = sab.SABLSTM(3, 64, k_top=2, k_att={k_att}, scorer={scorer!r})
+x = torch.randn(300, 8, 3)
+state = layer(x)[1].detach()
+stored = state.__getstate__() | {{"_seen": 2**63 - 2}}
+if {change!r} == "steps":
+    stored["steps"] = torch.full((8,), 2**63 - 2)
+if {change!r} == "seen without microstates":
+    stored |= {{name: stored[name][:, :, :0] for name in ("microstates", "keys", "numbers")}}
+hostile = object.__new__(sab.SABState)
+hostile.__setstate__(stored)
+try:
+    output, end = layer(x, hostile)
+    output.sum().backward()
+    print("ran", end.steps[0].item(), bool(output.isfinite().all()))
+except ValueError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    refusal = "hx must have steps from 0 to 2147483647; got [9223372036854775806,"
+    wanted = refusal if change == "steps" else "ran 600 True"
+    assert ran.stdout.startswith(wanted)
 
 
 class TestMadeWhenAskedFor:
@@ -253,6 +293,48 @@ class TestMadeWhenAskedFor:
         assert "microstates=" in repr(state)
         with pytest.raises(dataclasses.FrozenInstanceError):
             state.h = state.c  # type: ignore[misc]
+
+    @pytest.mark.parametrize("cell", ["lstm", "gru"])
+    @pytest.mark.parametrize("steps", [1, 5])
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_what_went_in_may_be_changed_after_the_call(self, backend: str, steps: int, cell: str) -> None:
+        """One step keeps no microstate, so that the new memory is the old one."""
+        layer = randomize(make_layer(cell, 2, 3, 2, k_top=2, k_att=2, backend=backend))
+        x, lengths = randn(steps, 2, 2), torch.full((2,), steps)
+        with torch.no_grad():
+            before = run(layer, randn(4, 2, 2, seed=3))[1]
+            expected = run(layer, x, before.clone(), lengths=lengths.clone())[1].clone()
+            given = before.clone()
+            state = run(layer, x, given, lengths=lengths)[1]
+            for tensor in (*given, given.microstates, given.keys, given.numbers, given.steps, lengths, x):
+                tensor.fill_(7)
+        for name in ("h", "microstates", "keys", "numbers", "steps"):
+            assert_close(getattr(state, name), getattr(expected, name), name)
+
+    def test_several_threads_look_first(self) -> None:
+        layer = self.layer()
+        for _ in range(20):
+            state, start = layer(randn(50, 4, 2))[1], Barrier(8)
+
+            def look(name: str, state: Any = state, start: Barrier = start) -> Any:
+                start.wait()
+                return getattr(state, name)
+
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(look, ["h", "c", "microstates", "keys"] * 2))
+            assert all(one is other for one, other in zip(found[:4], found[4:], strict=True))
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("steps", [1, 6])
+    def test_steps_that_were_changed_in_place_count(self, backend: str, steps: int) -> None:
+        """They say where the chain is cut and what is kept, also while there is no microstate."""
+        layer, x = randomize(make_layer("lstm", 2, 3, k_top=2, k_att=3, backend=backend)), randn(5, 2, 2)
+        state = layer(randn(steps, 2, 2))[1].detach()
+        state.steps.add_(1)
+        expected, end = layer(x, dataclasses.replace(state))
+        assert_close(layer(x, state)[0], expected)
+        assert end.steps.tolist() == [steps + 6] * 2
+        assert end.numbers[0, 0, -1] == (steps + 6) // 3 - 1
 
     @pytest.mark.filterwarnings("ignore")  # of the compiler's own parts
     def test_a_compiled_layer_goes_on_from_one_that_nobody_looked_at(self) -> None:

@@ -31,6 +31,7 @@ from tests.ops.cases import (
     make_layer,
     randn,
     randomize,
+    run,
     weighted_sum,
 )
 from tests.ops.cases import (
@@ -124,7 +125,7 @@ def test_each_part_is_what_autograd_sends_that_way(cell: str, scorer: str, backe
     trace = sab.trace(layer, x, target=every_entry)
     scale = torch.autograd.grad(every_entry(ones := torch.ones(9, 1, 3, dtype=DOUBLE, requires_grad=True)), ones)[0]
     for step in range(1, 9):
-        state = layer(x[:step])[1].detach()
+        state = run(layer, x[:step])[1].detach()
         h, microstates = (tensor.clone().requires_grad_() for tensor in (state.h, state.microstates))
         keys = state.keys
         if step % 2 == 0:
@@ -237,7 +238,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = sab.SABLSTM(2, 3, 2, batch_first=True, dropout=0.5, k_top=2, k_trunc=4, dtype=DOUBLE)
+        self.rnn: Any = sab.SABLSTM(2, 3, 2, batch_first=True, dropout=0.5, k_top=2, k_trunc=4, dtype=DOUBLE)
         self.out = nn.Linear(6, 4, dtype=DOUBLE)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,8 +246,21 @@ class Classifier(nn.Module):
         return self.out(torch.cat([h[0] + c[1], h[1]], dim=-1))
 
 
-def test_a_model_that_reads_the_last_state() -> None:
-    model = Classifier()
+class GRUClassifier(Classifier):
+    """The same from a tensor h."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = sab.SABGRU(2, 3, 2, batch_first=True, dropout=0.5, k_top=2, k_trunc=4, dtype=DOUBLE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, h = self.rnn(x)
+        return self.out(torch.cat((h[-2], h[-1]), 1))
+
+
+@pytest.mark.parametrize("kind", [Classifier, GRUClassifier])
+def test_a_model_that_reads_the_last_state(kind: type[Classifier]) -> None:
+    model = kind()
     x = randn(2, 9, 2)
 
     def largest(outputs: Tensor) -> Tensor:

@@ -2,22 +2,38 @@
 
 from typing import TYPE_CHECKING, Any
 
+from sab.cells import SABGRUCell, SABLSTMCell, SABRNNCell
 from sab.config import SABConfig
 from sab.layers import SABGRU, SABLSTM, SABRNN
-from sab.state import Attention, SABState
+from sab.state import Attention, SABHidden, SABState
 from sab.tracing import Trace, trace
 
 if TYPE_CHECKING:
+    from sab import export as export
     from sab import plot as plot
 
-__all__ = ["SABGRU", "SABLSTM", "SABRNN", "Attention", "SABConfig", "SABState", "Trace", "__version__", "trace"]
+__all__ = [
+    "SABGRU",
+    "SABLSTM",
+    "SABRNN",
+    "Attention",
+    "SABConfig",
+    "SABGRUCell",
+    "SABHidden",
+    "SABLSTMCell",
+    "SABRNNCell",
+    "SABState",
+    "Trace",
+    "__version__",
+    "trace",
+]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`sab.plot` is imported when it is first asked for; the layers need none of it."""
-    if name == "plot":
+    """`sab.export` and `sab.plot` are imported when they are first asked for; the layers need none of them."""
+    if name in ("export", "plot"):
         import importlib
 
-        return importlib.import_module("sab.plot")
+        return importlib.import_module(f"sab.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

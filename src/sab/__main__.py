@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sab.lab.cli import main
+from sab_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""SABConfig: every option of a layer's memory, validated once, here."""
+"""SABConfig: the options of a layer's memory, and its layer norm, validated once, here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from sab.errors import UserValueError, check_choice, check_float, check_int
+from sab.errors import UserValueError, check_bool, check_choice, check_float, check_int
 from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
@@ -18,7 +18,8 @@ DEFAULT_SCORER = "cosine"
 NEUTRAL_GATE = 1e-4
 """A start of the gate at which a layer computes nearly what it would without a memory, yet learns to read."""
 MOST_STEPS = 2**31 - 1
-"""How many steps may lie between two microstates or two cuts: places that are counted from there still are numbers."""
+"""How many steps may lie between two microstates or two cuts, or before a call: what is counted from there, and the
+angles of the scorer `cosine`, still are 64-bit numbers."""
 
 # At run time the types of the options hold their choices, from which a command line can be made.
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class SABConfig:
     """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
     backend: BackendName = "auto"
     """What computes the recurrence; `auto` takes the fastest that supports the configuration."""
+    layer_norm: bool = False
+    """Whether the products of the cell with the input and with the hidden state, and an LSTM's cell state where it is
+    read, are normalised over their entries (layer norm)."""
 
     def __post_init__(self) -> None:
         whole = {
@@ -82,6 +86,7 @@ class SABConfig:
         check_choice("incorporate", self.incorporate, INCORPORATIONS)
         check_choice("input_start", self.input_start, INPUT_STARTS)
         check_choice("backend", self.backend, BACKENDS)
+        check_bool("layer_norm", self.layer_norm)
         if self.initial_gate is not None:
             share = check_float("initial_gate", self.initial_gate, above=0, below=1)
             object.__setattr__(self, "initial_gate", share)

@@ -22,17 +22,17 @@ class UserError(Exception):
     """A mistake of the caller. `option` is the name of what was wrong, if one option was."""
 
     def __init__(self, sentence: str, option: str | None = None):
-        super().__init__(_in_a_line(sentence))
+        if len(sentence) > LONGEST_SENTENCE:
+            sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
+        super().__init__(printable(sentence))
         self.option = option
 
 
-def _in_a_line(sentence: str) -> str:
-    """The sentence as any terminal shows it: what a file says in it may be long, or hold what is no letter."""
-    if len(sentence) > LONGEST_SENTENCE:
-        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
-    if sentence.isprintable():
-        return sentence
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
+def printable(given: object) -> str:
+    """Anything as text in one line that any terminal and any file shows as it is, such as the name of a folder: control
+    characters, those that turn the direction and what is no character are escaped."""
+    text = str(given)
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 class UserValueError(UserError, ValueError):

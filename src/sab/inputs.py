@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sab import torch_private
+from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
-from sab.state import Attention, SABState
+from sab.state import Attention, Memory, SABState, memory_of
 
 Input = Tensor | PackedSequence
 InitialState = SABState | Tensor | tuple[Tensor, ...]
@@ -35,6 +36,9 @@ class Form(NamedTuple):
     has_memory: bool
     key_size: int
     dtype: torch.dtype
+    device: torch.device
+    is_cell: bool = False
+    """Whether inputs are single steps, and states have no dimension for layers."""
 
 
 class Sequences(NamedTuple):
@@ -48,6 +52,10 @@ class Sequences(NamedTuple):
     """The input itself where it is packed."""
     is_unbatched: bool
     batch_first: bool
+
+    def without_batch(self, states: Tensor) -> Tensor:
+        """The states [layers, B, ...] in the form of the input."""
+        return states.squeeze(1) if self.is_unbatched else states
 
     def restore(self, output: Tensor) -> Input:
         """An output [T, B, n] in the form of the input."""
@@ -81,6 +89,11 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         x = input
     else:
         raise UserTypeError(f"input must be a tensor or a PackedSequence; got {type(input).__name__}.", "input")
+    if x.is_nested or x.layout != torch.strided:
+        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
+        raise UserTypeError(f"input must be a dense tensor, or a PackedSequence; got {kind}.", "input")
+    if x.device != form.device:
+        raise UserValueError(f"input must be on the layer's device {form.device}; got one on {x.device}.", "input")
     if x.dim() not in ((2, 3) if packed is None else (3,)) or x.shape[-1] != form.input_size:
         order = "[B, T, input_size]" if form.batch_first else "[T, B, input_size]"
         raise UserValueError(
@@ -95,10 +108,9 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         x = x.unsqueeze(1)
     elif form.batch_first and packed is None:
         x = x.transpose(0, 1)
-    if 0 in x.shape:
+    if x.shape[0] == 0:
         raise UserValueError(
-            f"input must have at least one step and one row; got shape {list(x.shape)} as [T, B, input_size].",
-            "input",
+            f"input must have at least one step; got shape {list(x.shape)} as [T, B, input_size].", "input"
         )
     if lengths is not None:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
@@ -117,25 +129,40 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     """`hx` as a SABState of the layer, checked; None where there is none."""
     if hx is None:
         return None
-    x, is_unbatched = sequences.x, sequences.is_unbatched
     if isinstance(hx, SABState):
-        state = hx._with_batch() if is_unbatched and hx.h.dim() == 2 else hx
-        _check_state(state, sequences, form)
-        return state
-    layers, batch, dtype = form.layers, x.shape[1], form.dtype
-    given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
-    if is_unbatched:
-        given = [tensor.unsqueeze(1) for tensor in given]
-    state = SABState(
-        h=given[0],
-        c=given[1] if form.has_c else None,
-        microstates=x.new_zeros(layers, batch, 0, form.hidden_size, dtype=dtype),
-        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=dtype),
-        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
-        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
-    )._with_seen(0)
+        state = _as_of_layers(hx)
+        has_batch = state.h.dim() == 3
+    else:
+        given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
+        memory = memory_of(given[0])
+        if memory is None and form.is_cell:
+            given = [tensor.unsqueeze(0) for tensor in given]
+        state = SABState._of(given[0], given[1] if form.has_c else None, memory or _empty_memory(sequences, form))
+        state = state if memory is None else _as_of_layers(state)
+        has_batch = memory is not None and state.h.dim() == 3
+    if sequences.is_unbatched and not has_batch:
+        state = state._with_batch()
     _check_state(state, sequences, form)
     return state
+
+
+def _as_of_layers(state: SABState) -> SABState:
+    """A layer's state as it is, a cell's as that of a layer."""
+    return state._with_layers() if state.h.dim() == state.steps.dim() + 1 else state
+
+
+def _empty_memory(sequences: Sequences, form: Form) -> Memory:
+    """That of a state in `torch.nn`'s form."""
+    x, layers, n = sequences.x, form.layers, form.hidden_size
+    batch = x.shape[1]
+    memory = Memory(
+        microstates=x.new_zeros(layers, batch, 0, n, dtype=form.dtype),
+        keys=x.new_zeros(layers, batch, 0, form.key_size, dtype=form.dtype),
+        numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
+        steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
+        seen=0,
+    )
+    return memory.without_batch() if sequences.is_unbatched else memory
 
 
 def reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
@@ -160,18 +187,25 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
     }
     for name, shape in expected.items():
         tensor = getattr(state, name)
+        if tensor is not None and not (isinstance(tensor, Tensor) and tensor.layout == torch.strided):
+            kind = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UserTypeError(f"hx must have {name} that is a tensor of layout torch.strided; got {kind}.", "hx")
         given = None if tensor is None else list(tensor.shape)
         if given != shape:
             if sequences.is_unbatched:  # shown as the caller sees them, without a batch
                 shape, given = (shown and shown[:1] + shown[2:] for shown in (shape, given))
+            if form.is_cell and name != "steps":
+                shape, given = (shown and shown[1:] for shown in (shape, given))
             raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
             raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
+    if state.steps.device.type != "cpu":
+        raise UserValueError(f"hx must have steps on the CPU; got {state.steps.device}.", "hx")
     if not torch.compiler.is_compiling():
-        steps = torch_private.unwrapped(state.steps)
-        if steps.min() < 0:
-            raise UserValueError(f"hx must have steps of at least 0; got {steps.tolist()}.", "hx")
+        steps = torch_private.unwrapped(state.steps).flatten().tolist()
+        if steps and not (min(steps) >= 0 and max(steps) <= MOST_STEPS):
+            raise UserValueError(f"hx must have steps from 0 to {MOST_STEPS}; got {steps}.", "hx")
 
 
 def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
@@ -194,6 +228,8 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         lengths = torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise UserTypeError(f"{allowed}; got {lengths!r}.", "lengths") from None
+    if batch == 0 and lengths.numel() == 0:
+        lengths = lengths.long()  # an empty list is one of floats to torch
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise UserTypeError(f"{allowed}; got {lengths.dtype}.", "lengths")
     if is_unbatched and lengths.dim() == 0:
@@ -202,9 +238,10 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
         raise UserValueError(f"{allowed}; got shape {list(lengths.shape)}.", "lengths")
     if not torch.compiler.is_compiling():
         values = torch_private.unwrapped(lengths)
-        if values.min() < 1 or values.max() > steps:
+        if ((values < 1) | (values > steps)).any():
             raise UserValueError(f"{allowed}; got {values.tolist()}.", "lengths")
-    return lengths.to(torch.int64)
+    # A copy: the caller may change theirs, and the loops read it as it lies in memory.
+    return lengths.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 
 
 def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:

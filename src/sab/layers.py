@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,19 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sab import torch_private
-from sab.config import NEUTRAL_GATE, SABConfig
+from sab.config import MOST_STEPS, NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
 from sab.ops import dispatch
-from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_states
+from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
+from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
-from sab.state import Attention, SABState
+from sab.state import Attention, Memory, Pending, SABHidden, SABState, attach, memory_of
+
+StateT = TypeVar("StateT", SABState, SABHidden)
+"""What a layer returns as its state."""
+AnyState = TypeVar("AnyState", SABState, SABHidden)
 
 _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "bias": "attn_bias", "v": "attn_v"}
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
@@ -32,18 +37,27 @@ _PARAMETERS = (
     *("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
     *_SCORER_PARAMETERS.values(),
     *("incorporate_weight", "incorporate_bias"),
+    *("norm_ih", "norm_hh", "norm_c_weight", "norm_c_bias"),
 )
 """Names of a layer's parameters in the order of `LayerWeights`."""
 
 
-class SABLayer(nn.Module):
-    """What all layers share; the cell makes the difference. A subclass for another cell sets `cell`."""
+class SABLayer(nn.Module, Generic[StateT]):
+    """What all layers share; the cell makes the difference. A subclass for another cell sets `cell`, and as type
+    argument the class of its state: `SABState` for a cell with c, `SABHidden` for the others."""
 
     cell: str
     """Name of the cell, of those in `sab.parts.registry.CELLS`."""
     _torch_class: ClassVar[type[nn.RNNBase] | None] = None
     """The layer of `torch.nn` with this cell, if there is one."""
     weight_hh_l0: nn.Parameter
+    _is_cell: ClassVar[bool] = False
+    """Whether this takes single steps: one layer, whose parameters are named as those of `torch.nn`'s cells."""
+    _stepper: Stepper | None = None
+    """The layer's native step, made when it is first needed."""
+    recurrent_dropout: float = 0.0
+    """The probability, in training, that a hidden unit is kept from the recurrent product: at all steps of a call
+    alike, and drawn for each row, layer and direction."""
     _has_warned = True
     """Whether growing hidden states have been warned about, or cannot grow."""
 
@@ -59,6 +73,7 @@ class SABLayer(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
+        proj_size: int = 0,
         k_top: int = SABConfig.k_top,
         k_att: int = SABConfig.k_att,
         k_trunc: int | None = SABConfig.k_trunc,
@@ -71,6 +86,8 @@ class SABLayer(nn.Module):
         attention_size: int | None = SABConfig.attention_size,
         max_microstates: int | None = SABConfig.max_microstates,
         backend: str = SABConfig.backend,
+        layer_norm: bool = SABConfig.layer_norm,
+        recurrent_dropout: float = 0.0,
     ):
         super().__init__()
         self.input_size = check_int("input_size", input_size, 1)
@@ -80,6 +97,11 @@ class SABLayer(nn.Module):
         self.batch_first = check_bool("batch_first", batch_first)
         self.dropout = check_float("dropout", dropout, minimum=0.0, maximum=1.0)
         self.bidirectional = check_bool("bidirectional", bidirectional)
+        if check_int("proj_size", proj_size, 0) != 0:
+            raise UserValueError(
+                f"proj_size must be 0: the layers with a memory have no projection; got {proj_size}.", "proj_size"
+            )
+        self.recurrent_dropout = check_float("recurrent_dropout", recurrent_dropout, minimum=0.0, below=1.0)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UserTypeError(f"dtype must be a floating-point type of torch; got {dtype!r}.", "dtype")
         self.config = SABConfig(
@@ -95,6 +117,7 @@ class SABLayer(nn.Module):
             attention_size=attention_size,
             max_microstates=max_microstates,
             backend=backend,
+            layer_norm=layer_norm,
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -104,7 +127,7 @@ class SABLayer(nn.Module):
         if isinstance(self.config.scorer, nn.Module):
             self.scorer = self.config.scorer  # registers its parameters; one module serves all layers and directions
         self._suffixes = [
-            f"_l{layer}{direction}"
+            "" if self._is_cell else f"_l{layer}{direction}"
             for layer in range(self.num_layers)
             for direction in (("", "_reverse") if self.bidirectional else ("",))
         ]
@@ -135,6 +158,10 @@ class SABLayer(nn.Module):
         }
         if self.bias:
             shapes |= {"bias_ih": (gates,), "bias_hh": (gates,)}
+        if config.layer_norm:
+            shapes |= {"norm_ih": (gates,), "norm_hh": (gates,)}
+            if CELLS[self.cell].normalises_c:
+                shapes |= {"norm_c_weight": (n,), "norm_c_bias": (n,)}
         if config.k_top == 0:
             return shapes
         if isinstance(config.scorer, str):
@@ -152,7 +179,12 @@ class SABLayer(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return self.weight_hh_l0.dtype
+        return self._own_weight.dtype
+
+    @property
+    def _own_weight(self) -> Tensor:
+        """The recurrent weights of the first layer."""
+        return getattr(self, "weight_hh" + self._suffixes[0])
 
     @property
     def _attention_size(self) -> int:
@@ -169,23 +201,28 @@ class SABLayer(nn.Module):
             self.config.k_top > 0,
             self._key_size,
             self._dtype,
+            self._own_weight.device,
+            self._is_cell,
         )
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew: those of the cell first and as `torch.nn` does, so that with the same random
         seed this layer and `torch.nn`'s start from the same cell, but for the scale of the input weights where
         `input_start` is `fan_in`; then those of the scorer, likewise uniform within 1/sqrt(hidden_size), or 0.3 in
-        the scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`)."""
+        the scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`); the gains of layer
+        norm are 1, its bias 0."""
         bound, config = 1 / math.sqrt(self.hidden_size), self.config
         is_cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(is_cells):
                 nn.init.uniform_(parameter, -bound, bound)
+            elif name.startswith("norm_"):
+                nn.init.constant_(parameter, 0.0 if name.startswith("norm_c_bias") else 1.0)
             if name.startswith("weight_ih") and config.input_start == "fan_in" and config.k_top > 0:
                 scale_input_weights(parameter, self.hidden_size)
         scorer = SCORERS.get(config.scorer) if isinstance(config.scorer, str) else None
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("attn_v_") and scorer is not None and scorer.initial_v is not None:
+            if name.startswith("attn_v") and scorer is not None and scorer.initial_v is not None:
                 nn.init.constant_(parameter, scorer.initial_v)
             elif name.startswith("attn_"):
                 nn.init.uniform_(parameter, -bound, bound)
@@ -210,7 +247,7 @@ class SABLayer(nn.Module):
         *,
         lengths: Tensor | None = None,
         return_attention: Literal[False] = False,
-    ) -> tuple[Tensor, SABState]: ...
+    ) -> tuple[Tensor, StateT]: ...
     @overload
     def forward(
         self,
@@ -218,7 +255,7 @@ class SABLayer(nn.Module):
         hx: InitialState | None = None,
         *,
         return_attention: Literal[False] = False,
-    ) -> tuple[PackedSequence, SABState]: ...
+    ) -> tuple[PackedSequence, StateT]: ...
     @overload
     def forward(
         self,
@@ -227,7 +264,7 @@ class SABLayer(nn.Module):
         *,
         lengths: Tensor | None = None,
         return_attention: Literal[True],
-    ) -> tuple[Tensor, SABState, Attention]: ...
+    ) -> tuple[Tensor, StateT, Attention]: ...
     @overload
     def forward(
         self,
@@ -235,7 +272,7 @@ class SABLayer(nn.Module):
         hx: InitialState | None = None,
         *,
         return_attention: Literal[True],
-    ) -> tuple[PackedSequence, SABState, Attention]: ...
+    ) -> tuple[PackedSequence, StateT, Attention]: ...
     def forward(
         self,
         input: Input,
@@ -251,19 +288,86 @@ class SABLayer(nn.Module):
         an LSTM and `h` for the others, which starts with an empty memory. `lengths` [B] is the number of real steps of
         each row: padding is not read, not kept, and has output 0.
 
-        Returns `(output, state)`, and with `return_attention` a third value, an `Attention`, always padded.
+        Returns `(output, state)`, and with `return_attention` a third value, an `Attention`, always padded. The state
+        of an LSTM is a `SABState`, which unpacks as `(h, c)`; that of the others is h, a `SABHidden`: the tensor with
+        the layer's memory attached.
         """
+        if lengths is None and not return_attention and not torch.compiler.is_compiling():
+            stepped = self._stream(input, hx)
+            if stepped is not None:
+                h, state = stepped
+                output = h.clone()  # may be changed in place without changing the state
+                return output.transpose(0, 1) if self.batch_first and output.dim() == 3 else output, state
         form = self._form
-        sequences = time_major(input, lengths, form)
+        sequences = self._sequences(input, lengths)
         output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
-        if sequences.is_unbatched:
-            state = state._without_batch()
         if not return_attention:
             return sequences.restore(output), state
         attention = sequences.restore_attention(make_attention(), self.config.k_top)
         return sequences.restore(output), state, attention
+
+    def _stream(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
+        """The hidden state and the state after one step of a stream, with as little as possible around the native step.
+
+        None where the call is no such step or must go the ordinary way: gradients, other devices, rows that differ.
+        The first step of a stream comes with any state, each further one with what the step before it returned.
+        """
+        shape = self._shape_of_step(input)
+        stepper = None if shape is None else self._stepper_for()
+        if shape is None or stepper is None or input.dtype is not stepper.dtype or not can_stream(input, stepper):
+            return None
+        h, c, memory = _parts_of(hx)
+        if not isinstance(memory, Streamed) or not stepper.continues(h, c, memory, shape):
+            begun = self._begin_stream(input, hx, shape, stepper)
+            if begun is None:
+                return None
+            h, c, memory = begun
+        stepped = stepper.step(input, h, c, memory, shape)
+        if stepped is None:  # the ordinary way says why
+            return None
+        h, c, memory = stepped
+        return h, attach(h, memory) if c is None else SABState._of(h, c, memory)
+
+    def _shape_of_step(self, input: Any) -> Shape | None:
+        """The shape of the state of a call with a single step, or None for another call."""
+        if type(input) not in PLAIN or len(self._suffixes) != 1:
+            return None
+        if self.training and (self.recurrent_dropout > 0 or not self._has_warned):
+            return None
+        sizes = input.shape
+        if len(sizes) == 3 and sizes[self.batch_first] == 1 and sizes[2] == self.input_size:
+            batch = sizes[not self.batch_first]
+            return None if batch == 0 else Shape((1, batch, self.hidden_size), batch)
+        return Shape((1, self.hidden_size), None) if sizes == (1, self.input_size) else None
+
+    def _stepper_for(self) -> Stepper | None:
+        """The native step with the layer's present parameters, or None where there is none."""
+        names, stepper = self._names[0], self._stepper
+        parameters: list[Any] = [*map(self._parameters.get, names)]  # pyright: ignore[reportArgumentType]
+        if stepper is None or not stepper.fits(parameters):
+            if any(one is None and name is not None for name, one in zip(names, parameters, strict=True)):
+                return None  # a parametrization computes it
+            stepper = self._stepper = make_stepper(parameters, self._weights(0), self.cell, self.config)
+        return stepper
+
+    def _begin_stream(
+        self, input: Tensor, hx: Any, shape: Shape, stepper: Stepper
+    ) -> tuple[Tensor, Tensor | None, Streamed] | None:
+        """Any state, checked, as that of a stream; None where a stream cannot have it."""
+        state = initial_state(hx, self._sequences(input, None), self._form)
+        if state is None:
+            nothing = input.new_zeros(shape.of_states)
+            return nothing, nothing if stepper.has_c else None, stepper.begin(None, shape, 0)
+        seen = state._seen_by_all()
+        if seen is None or seen >= MOST_STEPS or not are_readable((state.h, state.c, *state._parts[:3])):
+            return None
+        return state.h, state.c, stepper.begin(state._parts, shape, seen)
+
+    def _sequences(self, input: Input, lengths: Tensor | None) -> Sequences:
+        """The input, checked, in time-major form."""
+        return time_major(input, lengths, self._form)
 
     def _warn_of_growth(self, output: Tensor) -> None:
         """Warn once of hidden states that have left the usual range, where looking does not wait for a device."""
@@ -281,12 +385,13 @@ class SABLayer(nn.Module):
 
     def _run_layers(
         self, sequences: Sequences, state: SABState | None
-    ) -> tuple[Tensor, SABState, Callable[[], Attention]]:
+    ) -> tuple[Tensor, SABState | SABHidden, Callable[[], Attention]]:
         x, lengths, config = sequences.x, sequences.lengths, self.config
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
-        if config.k_top > most:  # there are never more, and larger buffers would be padding
+        # There are never more, and larger buffers would be padding. What torch.export leaves open stays open.
+        if not isinstance(most, torch.SymInt) and config.k_top > most:
             config = _with_k_top(config, most)
         results: list[LayerResult] = []
         seen = 0 if state is None else state._seen_by_all()
@@ -296,15 +401,15 @@ class SABLayer(nn.Module):
                 index = layer * self._directions + direction
                 x_directed = reverse(x, lengths) if direction == 1 else x
                 layer_state = None if state is None else LayerState.of(state, index, seen)
-                result = dispatch.recurrence(x_directed, lengths, layer_state, self._weights(index), self.cell, config)
+                weights = self._weights(index)
+                if self.recurrent_dropout > 0 and self.training:
+                    weights = weights._replace(h_mask=self._draw_mask(weights, x.shape[1]))
+                result = dispatch.recurrence(x_directed, lengths, layer_state, weights, self.cell, config)
                 results.append(result)
                 outputs.append(reverse(result.output, lengths) if direction == 1 else result.output)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-
-        def end() -> SABState:
-            return stack_states([make() for make in states])
 
         def attention() -> Attention:
             attentions = [result.attention() for result in results]
@@ -314,45 +419,75 @@ class SABLayer(nn.Module):
                 ]
             return stack_attentions(attentions)
 
-        states = [result.state for result in results]
         seen = None if seen is None else _seen_after(seen, x.shape[0], lengths)
-        if _is_made_at_once(x):
-            return x, end()._with_seen(seen), attention
-        return x, SABState._on_demand(end, seen), attention
+        steps = None if state is None else state.steps + (x.shape[0] if lengths is None else lengths)
+        return x, self._state(sequences, results, steps, seen), attention
+
+    def _state(
+        self, sequences: Sequences, results: list[LayerResult], steps: Tensor | None, seen: int | None
+    ) -> SABState | SABHidden:
+        """The state after the last step, with the numbers of steps that it has seen; None where it began there."""
+        make_ends, make_memories = [result.ends for result in results], [result.memory for result in results]
+
+        def ends() -> tuple[Tensor, Tensor | None]:
+            h, c = stack_ends([make() for make in make_ends])
+            return sequences.without_batch(h), None if c is None else sequences.without_batch(c)
+
+        def memory() -> Memory:
+            after = _steps(sequences) if steps is None else steps
+            found = stack_memories([make() for make in make_memories], after, seen)
+            return found.without_batch() if sequences.is_unbatched else found
+
+        at_once = _is_made_at_once(sequences.x)
+        kept = memory() if at_once else Pending(memory)
+        if not CELLS[self.cell].has_c:
+            return attach(ends()[0], kept)
+        return SABState._of(*ends(), kept) if isinstance(kept, Memory) else SABState._on_demand(ends, kept)
 
     def _weights(self, index: int) -> LayerWeights:
         # By attribute, since a parametrization may compute them.
         values = [None if name is None else getattr(self, name) for name in self._names[index]]
-        return LayerWeights._make([*values[:4], ScorerWeights._make(values[4:8]), *values[8:]])
+        scorer = ScorerWeights._make(values[4:8])
+        return LayerWeights(*values[:4], scorer, *values[8:])  # pyright: ignore[reportCallIssue]
+
+    def _draw_mask(self, weights: LayerWeights, batch: int) -> Tensor:
+        """One mask for all steps, [B, n]: 0 with probability `recurrent_dropout`, else what keeps the mean."""
+        return F.dropout(weights.w_hh.new_ones(batch, self.hidden_size), self.recurrent_dropout)
+
+    def _take_weights(self, other: SABLayer[Any], index: int) -> Self:
+        """This layer or cell of one layer with the weights of layer `index` of another, and its mode."""
+        with torch.no_grad():
+            for own, name in zip(self._names[0], other._names[index], strict=True):
+                if own is not None and name is not None:
+                    self.get_parameter(own).copy_(getattr(other, name))
+        return self.train(other.training)
 
     def backend_for(self, input: Input, hx: InitialState | None = None) -> str:
         """Name of the backend that a call with these arguments takes."""
-        sequences = time_major(input, None, self._form)
+        sequences = self._sequences(input, None)
         state = initial_state(hx, sequences, self._form)
         layer_state = None if state is None else LayerState.of(state, 0, state._seen_by_all())
-        return dispatch.choose(sequences.x, layer_state, self._weights(0), self.cell, self.config)
+        weights = self._weights(0)
+        if self.recurrent_dropout > 0 and self.training:  # any mask: drawing one would change torch's random state
+            weights = weights._replace(h_mask=weights.w_hh.new_ones(sequences.x.shape[1], self.hidden_size))
+        return dispatch.choose(sequences.x, layer_state, weights, self.cell, self.config)
 
-    def compact(self, state: SABState) -> SABState:
-        """The smallest state that continues exactly as `state` does.
+    def compact(self, state: AnyState) -> AnyState:
+        """The smallest state that continues exactly as `state` does, which is a `SABState` or a `SABHidden`.
 
         Where the query cancels, as in the affine scorers, what once fell out of the k_top best is never selected
         again: with a sparse forward k_top microstates remain. For everything else this is `state` itself.
         """
+        if isinstance(state, SABHidden):
+            return self.compact(state.state)._hidden
         if not isinstance(state, SABState):
-            raise UserTypeError(f"state must be a SABState; got {type(state).__name__}.", "state")
+            raise UserTypeError(f"state must be a SABState or a SABHidden; got {type(state).__name__}.", "state")
         slots, k, scorer = state.microstates.shape[-2], self.config.k_top, self.config.scorer
         query_cancels = isinstance(scorer, str) and SCORERS[scorer].query_cancels
         if not query_cancels or self.config.forward == "dense" or slots <= k:
             return state
         scores = state.keys.squeeze(-1).masked_fill(state.numbers < 0, -torch.inf)
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values
-        rows = best.unsqueeze(-1)
-        return replace(
-            state,
-            microstates=state.microstates.gather(-2, rows.expand(*best.shape, self.hidden_size)),
-            keys=state.keys.gather(-2, rows),
-            numbers=state.numbers.gather(-1, best),
-        )._with_seen(state._seen)
+        return state.at(scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values)
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase, **options: Any) -> Self:
@@ -368,14 +503,7 @@ class SABLayer(nn.Module):
             )
         if module.proj_size > 0:
             raise UserValueError(f"module must have proj_size 0; got {module.proj_size}.", "module")
-        gated = [name for name, part in INCORPORATIONS.items() if part.set_share is not None]
-        if options.get("incorporate", SABConfig.incorporate) in gated:
-            options = {"initial_gate": NEUTRAL_GATE, **options}
-        layer = cls(**_constructor_arguments(module), **options)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                layer.get_parameter(name).copy_(parameter)
-        return layer.train(module.training)
+        return with_weights_of(module, cls(**_constructor_arguments(module), **neutral_start(options)))
 
     @classmethod
     def _of_torch(cls) -> type[nn.RNNBase]:
@@ -385,11 +513,18 @@ class SABLayer(nn.Module):
 
     def to_torch(self) -> nn.RNNBase:
         """A `torch.nn` layer with this layer's cell: what is left of it without its memory."""
-        module = self._of_torch()(**_constructor_arguments(self))
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(self.get_parameter(name))
-        return module.train(self.training)
+        self._check_torch_has_it()
+        return with_weights_of(self, self._of_torch()(**_constructor_arguments(self)))
+
+    def _check_torch_has_it(self) -> None:
+        if self.config.layer_norm:
+            raise UserValueError("layer_norm must be False for to_torch: torch.nn's layers have none.", "layer_norm")
+
+    def __prepare_scriptable__(self) -> Self:
+        """What `torch.jit.script` calls first."""
+        raise UserTypeError(
+            "torch.jit.script cannot compile SAB layers; use torch.export, torch.jit.trace or sab.export."
+        )
 
     def extra_repr(self) -> str:
         """What differs from the defaults, sizes first."""
@@ -397,7 +532,9 @@ class SABLayer(nn.Module):
         if isinstance(self, SABRNN):
             parts.append(f"nonlinearity={self.nonlinearity}")
         defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        defaults["recurrent_dropout"] = 0.0
         parts += [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
+        parts += ["layer_norm=True"] if self.config.layer_norm else []
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
         if self.config.k_top > 0:
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
@@ -409,22 +546,23 @@ class SABLayer(nn.Module):
         return ", ".join(parts)
 
 
-class SABLSTM(SABLayer):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
+class SABLSTM(SABLayer[SABState]):
+    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options but for
+    `recurrent_dropout`."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
-class SABGRU(SABLayer):
-    """`torch.nn.GRU` with a memory of its hidden states; `SABConfig` documents the keyword-only options."""
+class SABGRU(SABLayer[SABHidden]):
+    """`torch.nn.GRU` with a memory of its hidden states; the keyword-only options are those of `SABLSTM`."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
-class SABRNN(SABLayer):
-    """`torch.nn.RNN` with a memory of its hidden states; `SABConfig` documents the other `options`."""
+class SABRNN(SABLayer[SABHidden]):
+    """`torch.nn.RNN` with a memory of its hidden states; the other `options` are those of `SABLSTM`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN
@@ -470,6 +608,26 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names} | {"device": weight.device, "dtype": weight.dtype}
 
 
+def neutral_start(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of what starts as a module of torch: a gate that is nearly closed where none is given."""
+    if options.get("layer_norm", False):
+        raise UserValueError("layer_norm must be False in from_torch: torch.nn's layers have none.", "layer_norm")
+    gated = [name for name, part in INCORPORATIONS.items() if part.set_share is not None]
+    if options.get("incorporate", SABConfig.incorporate) not in gated:
+        return options
+    return {"initial_gate": NEUTRAL_GATE, **options}
+
+
+def with_weights_of(module: Any, other: Any) -> Any:
+    """The other module with those parameters of the first that it has, too, and its mode."""
+    shared = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if name in shared:
+                parameter.copy_(shared[name])
+    return other.train(module.training)
+
+
 def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
     if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
         return replace(config, k_top=k_top)
@@ -481,9 +639,30 @@ def _replaced(config: SABConfig, k_top: int) -> SABConfig:
     return replace(config, k_top=k_top)  # its checks take a tenth of the time of a small call
 
 
+def _parts_of(hx: Any) -> tuple[Any, Any, Any]:
+    """h, c and the memory of what a layer returned; None where `hx` is nothing like that."""
+    if type(hx) is SABState:
+        return hx.h, hx.c, hx.__dict__["_memory"]
+    if type(hx) is SABHidden:
+        return hx, None, memory_of(hx)
+    if type(hx) is tuple and len(hx) == 2 and type(hx[0]) is SABHidden:
+        return *hx, memory_of(hx[0])
+    return None, None, None
+
+
 def _is_made_at_once(x: Tensor) -> bool:
-    """Whether the state belongs to what is being recorded, so that it cannot be made later."""
-    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    """Whether the state belongs to what is being recorded or transformed, so that it cannot be made later."""
+    if torch.compiler.is_compiling() or torch_private.are_transforms_active():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _steps(sequences: Sequences) -> Tensor:
+    """How many steps each row has, [B]."""
+    if sequences.lengths is not None:
+        return sequences.lengths.clone()
+    steps, batch, _ = sequences.x.shape
+    return torch.full((batch,), steps, dtype=torch.int64, device="cpu")
 
 
 def _seen_after(seen: int, steps: int, lengths: Tensor | None) -> int | None:

@@ -1,33 +1,170 @@
-"""SABState, which a layer carries from one piece of a sequence to the next, and Attention, which it returns."""
+"""What a layer carries from one piece of a sequence to the next, and Attention, which it returns.
+
+`SABState` is all of it: h, an LSTM's c, and the memory. `SABHidden` is the h in it: the tensor that `torch.nn.GRU`
+returns, with the memory attached.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sab import torch_private
 from sab.errors import UserTypeError, check_int
 
+T = TypeVar("T")
 
-def _map(tensor: Tensor | None, function: Any) -> Any:
-    return None if tensor is None else function(tensor)
+
+class Memory(NamedTuple):
+    """The fields of a `SABState` that `torch.nn`'s states do not have, and what is known of them."""
+
+    microstates: Tensor
+    keys: Tensor
+    numbers: Tensor
+    steps: Tensor
+    seen: int | None = None
+    """How many steps all rows have seen where every row uses every slot; None where that is unknown. It saves reading
+    `numbers`, which on a GPU would wait for the device."""
+
+    def map(self, floats: Callable[[Tensor], Tensor]) -> Memory:
+        """The same with a function applied to its tensors of floating-point numbers."""
+        return self._replace(microstates=floats(self.microstates), keys=floats(self.keys))
+
+    def without_batch(self) -> Memory:
+        """That of a batch of one as that of unbatched input."""
+        squeezed = self.map(lambda tensor: tensor.squeeze(1))
+        return squeezed._replace(numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
+
+
+class Pending(Generic[T]):
+    """A value that is made when it is first asked for, by one thread, in the modes in which it was promised.
+
+    Most states are never looked at, and on a GPU it may take longer to make one than to run the layer. A look under
+    no_grad does not cut what it makes off from its gradient.
+    """
+
+    def __init__(self, make: Callable[[], T]):
+        self._make: Callable[[], T] | None = make
+        self._made: Any = None
+        self._modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._lock = Lock()
+
+    def get(self) -> T:
+        """The value."""
+        if self._make is None:
+            return self._made
+        if torch.compiler.is_compiling():
+            return self._make()  # as a part of the graph; nobody else can look meanwhile
+        with self._lock:
+            if self._make is not None:
+                grad, inference = self._modes
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                    self._made = self._make()
+                self._make = None
+        return self._made
+
+    def detached(self) -> Pending[T] | None:
+        """The same without its gradient where that needs nothing to be made; otherwise None."""
+        return None
+
+    def recent(self, count: int) -> Pending[T] | None:
+        """The same with the latest `count` microstates alone where that needs nothing to be made; otherwise None."""
+        return None
+
+
+class _Carried(NamedTuple):
+    """What a SABHidden has besides its entries."""
+
+    plain: Tensor
+    """The tensor of which it is an alias, of no class of ours."""
+    memory: Memory | Pending[Memory]
+
+
+class SABHidden(Tensor):
+    """The hidden state after a layer's last step, [layers * directions, B, n], with the layer's memory.
+
+    `SABGRU` and `SABRNN` return it where `torch.nn.GRU` and `RNN` return `h_n`, and it is that tensor: `h[-1]`,
+    `h.view(...)`, `linear(h)` and every other operation give plain tensors. Passed back in, the layer continues
+    exactly, with its memory. What gives the whole tensor anew (`detach`, `data`, `clone`, `contiguous`, `to`, `cpu`,
+    `cuda`, `pin_memory`, `float`, `double`, `half`, `bfloat16`) does the same to the memory.
+    """
+
+    __torch_function__ = torch_private.no_torch_function
+    _carried: _Carried
+
+    @property
+    def state(self) -> SABState:
+        """This hidden state and its memory as a `SABState`, without the c of an LSTM."""
+        return SABState._of(self, None, self._carried.memory)
+
+    def detach(self) -> SABHidden:
+        return self.state.detach()._hidden
+
+    @property
+    def data(self) -> SABHidden:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.detach()
+
+    def clone(self, *args: Any, **kwargs: Any) -> SABHidden:
+        return self.state.clone(*args, **kwargs)._hidden
+
+    def contiguous(self, *args: Any, **kwargs: Any) -> SABHidden:
+        return self.state._map(lambda tensor: Tensor.contiguous(tensor, *args, **kwargs))._hidden
+
+    def to(self, *args: Any, **kwargs: Any) -> SABHidden:
+        return self.state.to(*args, **kwargs)._hidden
+
+    def cpu(self, *args: Any, **kwargs: Any) -> SABHidden:
+        return self.state.cpu(*args, **kwargs)._hidden
+
+    def cuda(self, *args: Any, **kwargs: Any) -> SABHidden:
+        return self.state.cuda(*args, **kwargs)._hidden
+
+    def pin_memory(self, *args: Any, **kwargs: Any) -> SABHidden:
+        return self.state.pin_memory(*args, **kwargs)._hidden
+
+    def double(self) -> SABHidden:
+        return self.to(torch.float64)
+
+    def float(self) -> SABHidden:
+        return self.to(torch.float32)
+
+    def half(self) -> SABHidden:
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> SABHidden:
+        return self.to(torch.bfloat16)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SABHidden:
+        if not self.is_leaf:
+            return super().__deepcopy__(memo)  # pyright: ignore[reportReturnType]  # it tells why not
+        h = copy.deepcopy(Tensor.detach(self), memo)
+        memory = Memory._make(copy.deepcopy(value, memo) for value in _got(self._carried.memory))
+        memo[id(self)] = twin = _as_leaf(h, memory, self.requires_grad)
+        return twin
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return _restored, (self.as_subclass(Tensor), *_got(self._carried.memory)[:4])
 
 
 @dataclass(frozen=True, eq=False)
 class SABState:
     """The state of a layer after some steps: passed back in, the layer continues exactly.
 
-    Unpacks like `torch.nn`'s state: `h, c = state` for an LSTM, `(h,) = state` for the other cells. The first
-    dimension counts layers and directions as `torch.nn.LSTM` does; for unbatched input there is no B.
-    Every microstate sits in a slot; a slot that a row does not use has number -1. Slots are in the order of age.
+    Unpacks like `torch.nn.LSTM`'s state, `h, c = state`; that of a cell without c is in the `SABHidden` which the layer
+    returns, as `h.state`. The first dimension counts layers and directions as `torch.nn.LSTM` does; for unbatched input
+    there is no B. Every microstate sits in a slot; a slot that a row does not use has number -1. Slots are in the order
+    of age. A state is a pytree of torch, whose leaves are its tensors.
     """
 
     h: Tensor
-    """Hidden state, [layers * directions, B, n]."""
+    """Hidden state, [layers * directions, B, n]; a `SABHidden`, so that `(h, c)` has the memory, too."""
     c: Tensor | None
     """Cell state of an LSTM, as h; None for the other cells."""
     microstates: Tensor
@@ -38,45 +175,74 @@ class SABState:
     """Each microstate's number, from 0, [layers * directions, B, S]."""
     steps: Tensor
     """How many steps each row has seen, [B], int64, always on the CPU (like the lengths of a PackedSequence)."""
-    _seen: int | None = field(default=None, init=False, repr=False)
-    """How many steps all rows have seen where every row uses every slot; None where that is unknown. It saves reading
-    `numbers`, which on a GPU would wait for the device. `dataclasses.replace` drops it."""
+
+    def __post_init__(self) -> None:
+        memory = Memory(self.microstates, self.keys, self.numbers, self.steps)
+        object.__setattr__(self, "_memory", memory)
+        if not torch.compiler.is_compiling():  # where this order of making things fails
+            object.__setattr__(self, "h", attach(self.h, memory))
 
     @classmethod
-    def _on_demand(cls, make: Callable[[], SABState], seen: int | None) -> SABState:
-        """The state that `make` returns, called at the first access to one of its tensors.
-
-        Most states are never accessed, and on a GPU it may take longer to make one than to run the layer.
-        """
+    def _of(cls, h: Tensor, c: Tensor | None, memory: Memory | Pending[Memory]) -> SABState:
+        """The state of these parts."""
+        h = attach(h, memory)  # first: torch.compile makes objects in the order in which they were made
         state = object.__new__(cls)
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        state.__dict__.update(_seen=seen, _make=(make, modes))
+        object.__setattr__(state, "_memory", memory)
+        object.__setattr__(state, "h", h)
+        object.__setattr__(state, "c", c)
+        return state
+
+    @classmethod
+    def _on_demand(cls, make: Callable[[], tuple[Tensor, Tensor | None]], memory: Pending[Memory]) -> SABState:
+        """The state whose h and c `make` returns, called at the first access to one of them."""
+        state = object.__new__(cls)
+
+        def made() -> tuple[Tensor, Tensor | None]:
+            h, c = make()
+            return attach(h, memory), c
+
+        state.__dict__.update(_ends=Pending(made), _memory=memory)
         return state
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """A field of a state that has not been made yet."""
-            if name not in _FIELDS or "_make" not in self.__dict__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self._complete()
-            return self.__dict__[name]
+            """A field that is kept in one of the parts from which the state was made."""
+            if name in Memory._fields[:4] and "_memory" in self.__dict__:
+                return getattr(_got(self._memory), name)
+            if name in ("h", "c") and "_ends" in self.__dict__:
+                return self._ends.get()[name == "c"]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _complete(self) -> SABState:
-        """This state with all of its tensors made."""
-        pending = self.__dict__.get("_make")
-        if pending is not None:
-            make, (grad, inference) = pending
-            # In the modes of the layer's call: an access under no_grad does not cut the state off from its gradient.
-            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                made = make()
-            for name in _FIELDS:
-                self.__dict__[name] = getattr(made, name)
-            del self.__dict__["_make"]
-        return self
+    @property
+    def _parts(self) -> Memory:
+        """The memory, made."""
+        return _got(self.__dict__["_memory"])
+
+    @property
+    def _pending(self) -> Pending[Memory] | None:
+        """The memory where it has not been looked at."""
+        memory = self.__dict__["_memory"]
+        return memory if isinstance(memory, Pending) else None
+
+    @property
+    def _seen(self) -> int | None:
+        return self._parts.seen
+
+    @property
+    def _hidden(self) -> Any:
+        """h as what it is, a SABHidden."""
+        return self.h
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._complete().__dict__.copy()
+        """The fields alone. What is known of them is not stored: a file may say anything."""
+        return {name: getattr(self, name) for name in _FIELDS} | {"h": self.h.as_subclass(Tensor)}
+
+    def __setstate__(self, stored: dict[str, Any]) -> None:
+        h = stored["h"]
+        self.__init__(**{name: stored[name] for name in _FIELDS})
+        if isinstance(h, Tensor) and h.is_leaf:
+            object.__setattr__(self, "h", _as_leaf(h, self._parts, h.requires_grad))
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.h
@@ -91,13 +257,39 @@ class SABState:
 
     def detach(self) -> SABState:
         """The same state, through which no gradient flows."""
-        return self._replace_floats(lambda tensor: tensor.detach())
+        memory = None if self._pending is None else self._pending.detached()
+        if memory is None:
+            return self._map(Tensor.detach)
+        return SABState._of(Tensor.detach(self.h), None if self.c is None else self.c.detach(), memory)
+
+    def clone(self, *args: Any, **kwargs: Any) -> SABState:
+        """A copy, through which gradients flow; arguments as for `Tensor.clone`."""
+        copied = self._map(lambda tensor: Tensor.clone(tensor, *args, **kwargs))
+        numbers, steps = self.numbers.clone(), self.steps.clone()
+        return copied._with(copied._parts._replace(numbers=numbers, steps=steps))
 
     def to(self, *args: Any, **kwargs: Any) -> SABState:
-        """The state on another device or in another floating-point type; arguments as for `Tensor.to`."""
+        """The state on another device or in another floating-point type; arguments as for `Tensor.to`.
+
+        A floating-point type is for floating-point numbers; `steps` stay on the CPU.
+        """
         device = torch.empty(0, device=self.h.device).to(*args, **kwargs).device
-        moved = self._replace_floats(lambda tensor: tensor.to(*args, **kwargs))
-        return replace(moved, numbers=self.numbers.to(device))._with_seen(self._seen)
+        others = {name: value for name, value in kwargs.items() if name in ("copy", "non_blocking")}
+        moved = self._map(lambda tensor: Tensor.to(tensor, *args, **kwargs))
+        steps = self.steps.clone() if kwargs.get("copy") else self.steps
+        return moved._with(moved._parts._replace(numbers=self.numbers.to(device, **others), steps=steps))
+
+    def cpu(self, *args: Any, **kwargs: Any) -> SABState:
+        """The state on the CPU; arguments as for `Tensor.cpu`."""
+        return self._move(lambda tensor: Tensor.cpu(tensor, *args, **kwargs))
+
+    def cuda(self, *args: Any, **kwargs: Any) -> SABState:
+        """The state on a GPU; arguments as for `Tensor.cuda`. `steps` stay on the CPU."""
+        return self._move(lambda tensor: Tensor.cuda(tensor, *args, **kwargs))
+
+    def pin_memory(self, *args: Any, **kwargs: Any) -> SABState:
+        """The state in page-locked memory; arguments as for `Tensor.pin_memory`."""
+        return self._move(lambda tensor: Tensor.pin_memory(tensor, *args, **kwargs))
 
     def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
         """The state of these rows of the batch, in this order; a row may be named more than once."""
@@ -106,65 +298,139 @@ class SABState:
         index = steps_index = rows
         if not isinstance(rows, slice):
             steps_index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))
+            if steps_index.numel() == 0:
+                steps_index = steps_index.long()  # an empty list is one of floats to torch
             index = steps_index.to(self.h.device)
-        selected = self._replace_floats(lambda tensor: tensor[:, index])
-        selected = replace(selected, numbers=self.numbers[:, index], steps=self.steps[steps_index])
-        return selected._with_seen(self._seen)
+        # The batch is counted from the end, since a cell's state has no layers.
+        h, c, numbers = (None if part is None else part[..., index, :] for part in (self.h, self.c, self.numbers))
+        assert h is not None
+        assert numbers is not None
+        selected = SABState._of(h, c, self._parts.map(lambda tensor: tensor[..., index, :, :]))
+        return selected._with(selected._parts._replace(numbers=numbers, steps=self.steps[steps_index]))
 
     def recent(self, count: int) -> SABState:
         """The state with the latest `count` microstates of each row alone: its older ones are forgotten."""
         count = check_int("count", count, 0)
+        memory = None if self._pending is None else self._pending.recent(count)
+        if memory is not None:
+            return SABState._of(self.h, self.c, memory)
         slots = self.numbers.shape[-1]
         if slots <= count:
             return self
         kept = self.numbers.sort(dim=-1, stable=True).indices[..., slots - count :]  # an unused slot's number is -1
-        rows = kept.unsqueeze(-1)
-        shorter = replace(
-            self,
-            microstates=self.microstates.gather(-2, rows.expand(*kept.shape, self.microstates.shape[-1])),
-            keys=self.keys.gather(-2, rows.expand(*kept.shape, self.keys.shape[-1])),
-            numbers=self.numbers.gather(-1, kept),
+        return self.at(kept)
+
+    def at(self, slots: Tensor) -> SABState:
+        """The state with these slots of each row alone, [layers * directions, B, slots]."""
+        rows, (microstates, keys, numbers, *_) = slots.unsqueeze(-1), self._parts
+        shorter = self._parts._replace(
+            microstates=microstates.gather(-2, rows.expand(*slots.shape, microstates.shape[-1])),
+            keys=keys.gather(-2, rows.expand(*slots.shape, keys.shape[-1])),
+            numbers=numbers.gather(-1, slots),
         )
-        return shorter._with_seen(self._seen)
+        return self._with(shorter)
 
-    def _replace_floats(self, function: Any) -> SABState:
-        replaced = replace(
-            self,
-            h=function(self.h),
-            c=_map(self.c, function),
-            microstates=function(self.microstates),
-            keys=function(self.keys),
-        )
-        return replaced._with_seen(self._seen)
+    def _map(self, floats: Callable[[Tensor], Tensor]) -> SABState:
+        """The same with a function applied to its tensors of floating-point numbers."""
+        return SABState._of(floats(plain(self.h)), None if self.c is None else floats(self.c), self._parts.map(floats))
 
-    def _seen_by_all(self) -> int | None:
-        """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
-        if torch.compiler.is_compiling() or (
-            self._seen is not None and (self.numbers.device.type != "cpu" or not self.numbers.numel())
-        ):
-            return self._seen  # reading the tensors would break the graph or wait for the device, or they are empty
-        steps, numbers = map(torch_private.unwrapped, (self.steps, self.numbers))
-        first = int(steps.flatten()[0])
-        return None if (steps != first).any() or (numbers < 0).any() else first
+    def _move(self, function: Callable[[Tensor], Tensor]) -> SABState:
+        """The same with a function applied to all of its tensors but `steps`."""
+        moved = self._map(function)
+        return moved._with(moved._parts._replace(numbers=function(self.numbers)))
 
-    def _with_seen(self, seen: int | None) -> SABState:
-        """This state, with the number of steps that all rows have seen."""
-        object.__setattr__(self, "_seen", seen)
-        return self
+    def _with(self, memory: Memory) -> SABState:
+        """The same with another memory."""
+        return SABState._of(self.h, self.c, memory)
 
     def _with_batch(self) -> SABState:
         """A state of unbatched input as that of a batch of one."""
-        batched = self._replace_floats(lambda tensor: tensor.unsqueeze(1))
-        batched = replace(batched, numbers=self.numbers.unsqueeze(1), steps=self.steps.unsqueeze(0))
-        return batched._with_seen(self._seen)
+        batched = self._move(lambda tensor: tensor.unsqueeze(1))
+        return batched._with(batched._parts._replace(steps=self.steps.unsqueeze(0)))
 
-    def _without_batch(self) -> SABState:
-        unbatched = self._replace_floats(lambda tensor: tensor.squeeze(1))
-        unbatched = replace(unbatched, numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
-        return unbatched._with_seen(self._seen)
+    def _with_layers(self) -> SABState:
+        """A cell's state as that of a layer."""
+        return self._move(lambda tensor: tensor.unsqueeze(0))
+
+    def _without_layers(self) -> SABState:
+        """The state of one layer as that of a cell."""
+        return self._move(lambda tensor: tensor.squeeze(0))
+
+    def _seen_by_all(self) -> int | None:
+        """How many steps all rows have seen, or None where rows differ or some slot of some row is not in use."""
+        seen, steps, numbers = self._seen, self.steps, self.numbers
+        if torch.compiler.is_compiling():  # reading the tensors would break the graph
+            return self._seen_when_run() if seen is None and torch.compiler.is_exporting() else seen
+        steps, numbers = map(torch_private.unwrapped, (steps, numbers))
+        first, *others = steps.flatten().tolist() or [0]
+        if others.count(first) < len(others):
+            return None
+        if seen is not None and numbers.device.type != "cpu":
+            return first  # every slot is in use, and reading them would wait for the device
+        return None if numbers.numel() > 0 and (numbers < 0).any() else first
+
+    def _seen_when_run(self) -> int:
+        """A symbol for how many steps all rows have seen: an exported program reads and checks its state."""
+        steps, sentence = self.steps, "hx must be a state whose rows have seen the same number of steps."
+        torch_private.assert_when_run((steps == steps[0]).all() & (self.numbers >= 0).all(), sentence)
+        seen: Any = steps[0].item()
+        torch_private.assume(seen >= 0)
+        return seen
 
 
-_FIELDS = frozenset(entry.name for entry in fields(SABState) if entry.init)
+_FIELDS = tuple(entry.name for entry in fields(SABState))
+
+
+def _got(memory: Memory | Pending[Memory]) -> Memory:
+    return memory.get() if isinstance(memory, Pending) else memory
+
+
+def attach(h: Any, memory: Memory | Pending[Memory]) -> Any:
+    """h as a SABHidden with this memory; what cannot be one, as in a pytree of something else, stays as it is."""
+    if not isinstance(h, Tensor) or h.layout != torch.strided or memory_of(h) is memory:
+        return h
+    if type(h) in _PLAIN:
+        alias_of = h._carried.plain if isinstance(h, SABHidden) else h
+        hidden = h.as_subclass(SABHidden)
+        hidden._carried = _Carried(alias_of, memory)
+        return hidden
+    # A tensor that torch.export traces with can be of no other class, but it can have attributes.
+    hidden: Any = h.view_as(h)
+    hidden._carried = _Carried(h, memory)
+    hidden.state = SABState._of(hidden, None, memory)
+    return hidden
+
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
+
+
+def _alias_of(h: Any) -> Any:
+    """The tensor of which a SABHidden is an alias, unless it has become a leaf of its own."""
+    if not isinstance(h, SABHidden):
+        return h
+    alias_of = h._carried.plain
+    return alias_of if alias_of.requires_grad == h.requires_grad else h
+
+
+def plain(h: Tensor) -> Tensor:
+    """h as a graph can take it: what torch.compile makes of some operations refuses other classes than torch's own."""
+    return _alias_of(h) if torch.compiler.is_compiling() else h
+
+
+def memory_of(h: Tensor) -> Memory | Pending[Memory] | None:
+    """The memory that came with a hidden state, or None for a tensor that is nothing else."""
+    carried = getattr(h, "_carried", None)
+    return None if carried is None else carried.memory
+
+
+def _as_leaf(h: Tensor, memory: Memory, requires_grad: bool) -> Any:
+    """A leaf of autograd's graph as a SABHidden that is one, too."""
+    return attach(Tensor.detach(h), memory).requires_grad_(requires_grad)
+
+
+def _restored(h: Tensor, microstates: Tensor, keys: Tensor, numbers: Tensor, steps: Tensor) -> Any:
+    """A SABHidden from its stored parts."""
+    return _as_leaf(h, Memory(microstates, keys, numbers, steps), h.requires_grad)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,5 +458,43 @@ class Attention:
         return Attention(function(self.numbers), function(self.weights), function(self.summary))
 
 
+def _collate(batch: Sequence[Any], **_: Any) -> Any:
+    """The states of unbatched sequences as that of a batch, as `DataLoader` calls it; unused slots make them equal."""
+    states: list[SABState] = [one.state if isinstance(one, SABHidden) else one for one in batch]
+    if any(state.h.dim() != 2 for state in states):
+        raise UserTypeError(
+            "states must be those of unbatched sequences to be made a batch by a DataLoader; got one of a batch."
+        )
+    slots = max(state.numbers.shape[-1] for state in states)
+    padded = [F.pad(state.numbers, (0, slots - state.numbers.shape[-1]), value=-1) for state in states]
+    microstates, keys = (
+        [F.pad(tensor, (0, 0, 0, slots - tensor.shape[-2])) for tensor in tensors]
+        for tensors in ([state.microstates for state in states], [state.keys for state in states])
+    )
+    joined = SABState(
+        h=torch.stack([state.h for state in states], 1),
+        c=None if states[0].c is None else torch.stack([state.c for state in states if state.c is not None], 1),
+        microstates=torch.stack(microstates, 1),
+        keys=torch.stack(keys, 1),
+        numbers=torch.stack(padded, 1),
+        steps=torch.stack([state.steps for state in states]),
+    )
+    return joined.h if isinstance(batch[0], SABHidden) else joined
+
+
+def _leaves(state: SABState) -> tuple[list[Any], bool]:
+    """The tensors of a state for torch's pytrees, and whether c is among them."""
+    h = _alias_of(state.h)  # not a new one: torch.func counts the operations on its arguments
+    return [value for value in (h, state.c, *state._parts[:4]) if value is not None], state.c is not None
+
+
+def _of_leaves(leaves: Iterable[Any], has_c: bool) -> SABState:
+    h, *others = leaves
+    return SABState(h, *others) if has_c else SABState(h, None, *others)
+
+
+torch_private.register_pytree(SABState, _leaves, _of_leaves, lambda has_c: [n for n in _FIELDS if has_c or n != "c"])
+torch_private.collate_functions.update({SABState: _collate, SABHidden: _collate})
+
 # They hold only tensors, so torch.load may make them from a file that is not trusted.
-torch.serialization.add_safe_globals([SABState, Attention])
+torch.serialization.add_safe_globals([SABState, Attention, _restored])

@@ -6,12 +6,19 @@ which is why `pyproject.toml` bounds its version. Each comment states what a nam
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch._compile
 from torch import Tensor
+from torch.utils import _pytree as _pytree_module
+from torch.utils.data._utils import collate as _collating
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+_forward_ad: Any = torch.autograd.forward_ad
+_pytree: Any = _pytree_module
 _C: Any = torch._C
 _autograd: Any = getattr(_C, "_autograd", None)
 
@@ -34,12 +41,20 @@ _is_old_batch: Any = getattr(_functorch, "is_legacy_batchedtensor", None)
 _old_level: Any = getattr(_C, "_vmapmode_increment_nesting", None), getattr(_C, "_vmapmode_decrement_nesting", None)
 _old_batch: Any = getattr(torch, "_add_batch_dim", None), getattr(torch, "_remove_batch_dim", None)
 
+
+# Whether forward-mode gradients are computed (`torch.autograd.forward_ad`), which only the reference does.
+# Without it: never, and then a tensor's tangent is lost without a word.
+def computes_tangents() -> bool:
+    """Whether a level of `torch.autograd.forward_ad` is entered."""
+    return getattr(_forward_ad, "_current_level", -1) >= 0
+
+
 # How many dispatch modes (fake tensors, profilers of operations, ...) would see an operation.
 # Without it: there may be one, so each call goes through the dispatcher.
 _dispatch_modes: Any = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 
 # Whether `torch.jit.trace` records. Without it: nothing is lost; tracing is deprecated.
-_is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
+is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
 
 # A context in which operations do not record for autograd: an implementation's own products and copies.
 # There is no way without it: the import fails, with its name.
@@ -67,6 +82,67 @@ _AUTOCAST_KEYS = {
     for device, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU"))
     if _exclude is not None and hasattr(_C.DispatchKey, key)
 }
+
+# What a subclass of Tensor sets as `__torch_function__` so that operations on it give plain tensors, at no cost.
+# There is no way without it: the import fails, with its name.
+no_torch_function: Any = _C._disabled_torch_function_impl
+
+# How `default_collate` joins values of a type. Without it: it does not know ours, and says so.
+collate_functions: dict[Any, Any] = getattr(_collating, "default_collate_fn_map", {})
+
+
+def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None:
+    """Let `torch.export`, `torch.func` and others see the leaves of a class; `names` are those of its leaves.
+
+    The public way, `torch.export.register_dataclass`, loads all of torch's export.
+    """
+
+    def with_keys(value: Any) -> Any:
+        leaves, context = flatten(value)
+        keys = map(_pytree.GetAttrKey, names(context))
+        return list(zip(keys, leaves, strict=True)), context
+
+    _pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=lambda context: context,
+        flatten_with_keys_fn=with_keys,
+    )
+
+
+def has_dual_level() -> bool:
+    """Whether tensors may have forward-mode tangents. Without the name: they always may."""
+    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+
+
+# For torch.export: a check that the exported program makes when it runs, and what may be assumed of its symbols.
+# There is no way without them: the import fails, with their names.
+assert_when_run: Any = torch._assert_async  # pyright: ignore[reportPrivateImportUsage]
+assume: Any = torch._check
+
+
+def constant_result(function: FunctionT) -> FunctionT:
+    """Let torch.compile call a function once, while it traces, and take its result as a constant.
+
+    This is `torch.compiler.assume_constant_result` without the import of torch's compiler, which takes as long as that
+    of torch. Without the name: torch.compile traces the function, and fails where it reads files.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+# A function that torch.compile does not look into: `torch.compiler.disable`, which imports torch's compiler when the
+# function is first called and not when it is made. There is no way without it: the import fails, with its name.
+uncompiled: Any = torch._compile._disable_dynamo
+
+
+@constant_result
+def is_compiler_loaded() -> bool:
+    """Whether torch's compiler is imported, so that something may be compiled."""
+    return "torch._dynamo" in sys.modules
 
 
 def are_transforms_active() -> bool:
@@ -123,7 +199,7 @@ def map_batched(
 
 def is_observed() -> bool:
     """Whether something other than autograd would see a call of an operation."""
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or is_jit_tracing()
 
 
 def has_saved_tensor_hooks() -> bool:

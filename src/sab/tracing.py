@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sab.cells import SABCell
 from sab.errors import UserTypeError, UserValueError, check_int
 from sab.layers import SABLayer
 from sab.ops import schedule
 from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtrack, replay
-from sab.state import Attention, SABState
+from sab.state import Attention, SABHidden, SABState
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +144,7 @@ def trace(
 def _find_layer(module: Any) -> SABLayer:
     if not isinstance(module, nn.Module):
         raise UserTypeError(f"module must be a torch.nn.Module; got {type(module).__name__}.", "module")
-    layers = [one for one in module.modules() if isinstance(one, SABLayer)]
+    layers = [one for one in module.modules() if isinstance(one, SABLayer) and not isinstance(one, SABCell)]
     if len(layers) != 1:
         raise UserValueError(
             f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module"
@@ -256,7 +257,8 @@ def _record(module: nn.Module, layer: SABLayer, x: Any) -> tuple[_Call, Any]:
 
     def after(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> Any:
         given = signature.bind(*arguments, **options).arguments["input"]
-        output, state, attention = result
+        output, given_state, attention = result
+        state = given_state.state if isinstance(given_state, SABHidden) else given_state
         handed_on = _Call(
             layer,
             given.detach(),
@@ -271,7 +273,8 @@ def _record(module: nn.Module, layer: SABLayer, x: Any) -> tuple[_Call, Any]:
             Attention(attention.numbers, _leaf(attention.weights), _leaf(attention.summary)),
         )
         calls.append(handed_on)
-        return (handed_on.output, handed_on.state, handed_on.attention)[: 3 if asked[0] else 2]
+        end = handed_on.state.h if isinstance(given_state, SABHidden) else handed_on.state
+        return (handed_on.output, end, handed_on.attention)[: 3 if asked[0] else 2]
 
     hooks = [
         layer.register_forward_pre_hook(before, with_kwargs=True),

@@ -22,6 +22,7 @@ import tyro
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import sab_cli
 from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.commands import datasets, experiments
@@ -212,6 +213,8 @@ def test_random_command_lines(tmp_path: Path, tiny_data: Path, monkeypatch: pyte
             status, err = _call(line)
         monkeypatch.chdir(tmp_path)
         statuses.append(status)
+        early = sab_cli.answer(line)
+        assert early is None or early.status == status, "the table refuses what the command takes"
         if status == 2 and line:
             assert err.startswith("sab: ")
             assert err.endswith((".\n", "?\n"))

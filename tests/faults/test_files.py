@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import lzma
+import shutil
 import tarfile
 import warnings
 import zipfile
@@ -33,6 +34,7 @@ from sab.lab.experiments import dropin, records, reproduce
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
 from sab.lab.report import performance, results, tables
+from sab.lab.report.page import document, material
 from sab.lab.tasks import Copying, Text8
 from sab.lab.training import Run, TrainConfig, checkpoint, text, train
 from sab.lab.training.progress import show_headline, show_seconds
@@ -184,6 +186,41 @@ def result_json(folder: Path) -> Kind:
     return damaged_json(good), read
 
 
+def page_of_runs(folder: Path) -> Kind:
+    """A run whose files are hostile, on one page with a good one, which is there whatever the other holds."""
+    run = _trained(folder)
+    state = _newest(run.checkpoints) / "state.json"
+    shutil.copytree(run.path, folder / "good", ignore=shutil.ignore_patterns("checkpoint*"))
+    files = [run.path / "metrics.jsonl", run.path / "result.json", state.with_name("model.safetensors")]
+    original = {path: path.read_bytes() for path in (*files, run.path / "config.json", state)}
+    lines = [json.loads(line) for line in original[files[0]].splitlines()]
+
+    def read(change: tuple[Path | None, Any]) -> None:
+        for path, content in original.items():
+            path.write_bytes(content)
+        changed, content = change
+        if changed is None:
+            (run.path / "config.json").write_text(json.dumps(content))
+            _unsign(state, config=content)
+        elif changed.parent == state.parent:
+            put_signed(changed, content)
+        else:
+            changed.write_bytes(content)
+        found = material.gather([folder / "good", run.path])
+        explored = document.explorers(found)
+        page = document.part(document.parts(found, explored))
+        assert all(str(path) in page for path in (folder / "good", run.path))
+        page.encode()
+        for mistake in found.left_out.values():
+            raise mistake
+        if not any(one.moments for one in explored):
+            raise UserError(explored[-1].about)
+
+    kinds = [damaged_lines(lines), damaged_json(json.loads(original[files[1]])), damaged_tensors(original[files[2]])]
+    changes = [st.tuples(st.just(path), kind) for path, kind in zip(files, kinds, strict=True)]
+    return st.one_of([*changes, st.tuples(st.none(), damaged_value(run.config.to_json()))]), read
+
+
 # Records
 
 
@@ -197,6 +234,9 @@ def results_jsonl(folder: Path) -> Kind:
         by_row = results.load(folder)
         if len(content) % 5 == 0:  # it takes long
             page_part(by_row).encode()
+        elif len(content) % 5 == 1:
+            found = material.Material(by_row=dict(by_row))
+            document.part(document.parts(found, document.explorers(found))).encode()
         else:
             json.dumps(tables.table_cells([row], by_row)).encode()
 
@@ -400,6 +440,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "best/": best_folder,
     "metrics.jsonl": metrics_jsonl,
     "result.json": result_json,
+    "sab report": page_of_runs,
     "results/*.jsonl": results_jsonl,
     "results/dropin.jsonl": drop_in_jsonl,
     "seed*.json": notes_json,

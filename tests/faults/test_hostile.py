@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from sab.errors import printable
 from sab.lab import cli
 from sab.lab.training import Run
 from tests.faults.test_files import put_signed
@@ -104,6 +106,93 @@ def test_a_configuration_cannot_ask_for_more_memory_than_the_files_have(
     assert "must hold the tensors of this run's model" in capsys.readouterr().err
 
 
+def alter(run: Path, **changed: Any) -> None:
+    """Changes options of a run, in its checkpoints as well, as whoever makes a hostile one does."""
+    for path in (run / "config.json", *run.glob("*/*/state.json")):
+        contents = json.loads(path.read_text())
+        contents.pop("digest", None)
+        for part in (contents if path.name == "config.json" else contents["config"]).values():
+            part |= {option: value for option, value in changed.items() if option in part}
+        path.write_text(json.dumps(contents))
+
+
+@pytest.fixture
+def runs(tiny_data: Path) -> tuple[Path, Path]:
+    """A run, and a copy of it that is to become hostile."""
+    assert cli.main([*TRAIN, "2", "--moments-every", "1"]) == 0
+    shutil.copytree("run", "other")
+    return Path("run"), Path("other")
+
+
+@pytest.mark.parametrize(
+    ("option", "size"), [("length", 10**6), ("length", 2**62), ("batch_size", 2**63 - 1), ("k_top", 10**7)]
+)
+def test_no_size_in_a_configuration_keeps_a_figure_busy(
+    option: str, size: int, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page has the other run and, unless fewer sequences do, says why this one is not explored."""
+    alter(runs[1], **{option: size})
+    with watching(tmp_path):  # which has an alarm, and a bound on memory
+        assert cli.main(["report", "run", "other"]) == 0
+        statuses = [cli.main(["plot", kind, "other"]) for kind in ("attention", "credit-paths")]
+    page = Path("report.html").read_text()
+    assert "2 runs on copying" in page
+    is_bounded = option == "batch_size"  # of too many sequences there are fewer
+    assert ('"name":"other","about"' in page) == is_bounded
+    assert is_bounded or f"{size + 20 if option == 'length' else size:,}" in page
+    assert statuses == ([0, 0] if is_bounded else [2, 2])
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == statuses.count(2), errors
+    assert "Traceback" not in errors
+
+
+def test_weights_that_are_not_finite_do_not_deny_the_page(runs: tuple[Path, Path]) -> None:
+    alter(runs[1], lr=0.5)  # else they are two seeds, of which one is explored
+    for path in runs[1].glob("*/*/model.safetensors"):
+        put_signed(path, save({name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(path).items()}))
+    assert cli.main(["report", "other", "run"]) == 0
+    page = Path("report.html").read_text()
+    assert "2 runs on copying" in page
+    assert '"name":"run","about"' in page
+    assert "other: not explored, ValueError" in page
+
+
+def test_a_hostile_run_does_not_deny_the_page_for_others(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs[1] / "config.json").write_text("[]")
+    capsys.readouterr()
+    assert cli.main(["report", "run", "other"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("sab: left out: run 'other' must be the folder of a run; its config.json is not one")
+    assert told.out == "report.html\n"
+    assert "1 run on copying" in Path("report.html").read_text()
+    assert cli.main(["report", "other"]) == 2
+
+
+@pytest.mark.parametrize("name", ["red\x1b[31m", "two\nlines", "turned\u202e", "no letter\udcff", r"$\frac$"])
+def test_names_are_shown_escaped(
+    name: str, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        runs[1].rename(name)
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("the file system has no such name")
+    # safetensors takes no path that is not UTF-8, so such a run is shown but not explored.
+    lines = [["report", name], ["plot", "learning-curve", "run", name, "-o", f"{name}.png"]]
+    lines += [] if "\udcff" in name else [["plot", name], [*TRAIN[:-3], "--out", name, "--resume", "--iterations", "3"]]
+    for line in lines:
+        capsys.readouterr()
+        assert cli.main(line) == 0, line
+        told = capsys.readouterr()
+        shown = (told.out + told.err).replace("\n", "")
+        assert shown.isprintable(), shown
+        assert line[0] == "report" or printable(name) in shown
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert printable(name) in page
+    assert name == printable(name) or name not in page
+
+
 def test_a_run_cannot_say_where_data_are(tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text('{"task": {"name": "mnist", "data_dir": "/somewhere"}, "model": {}, "training": {}}')
     assert cli.main(["info", "."]) == 2
@@ -126,6 +215,24 @@ def test_no_link_in_a_run_leads_out_of_it(tiny_data: Path, tmp_path: Path) -> No
     assert cli.main([*TRAIN, "3", "--resume"]) == 0
     assert outside.read_text() == kept
     assert not any(path.is_symlink() for path in Path("run").iterdir())
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "moments", "best"])
+def test_a_folder_that_is_a_link_is_not_written_to(
+    name: str, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = [*TRAIN, "2", "--moments-every", "1", "--keep", "best"]
+    assert cli.main(train) == 0
+    Path("run", name).rename("outside")
+    Path("run", name).symlink_to(tmp_path / "outside")
+    held = sorted(tmp_path.joinpath("outside").rglob("*"))
+    assert held
+    assert cli.main(["eval", "run"]) == 0  # what is only read may be one
+    capsys.readouterr()
+    assert cli.main([*train[: len(TRAIN)], "5", *train[-4:], "--resume"]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith(f"sab: 'run/{name}' must be a folder of the run to be written to; it is a link to ")
+    assert sorted(tmp_path.joinpath("outside").rglob("*")) == held
 
 
 def test_a_random_state_that_is_none_is_told_of(tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 import sab
+import sab_cli
 from sab.config import SABConfig
+from sab.extras import install_command
 from sab.lab import cli
 from sab.lab.commands import training
 from sab.lab.data.store import folders
@@ -63,6 +65,12 @@ def mistake(capsys: Capture, *arguments: str | Path) -> str:
     assert told.err.count("\n") == 1
     assert "Traceback" not in told.err
     return told.err.removeprefix("sab: ").rstrip("\n")
+
+
+def assert_found_early(arguments: list[str], told: str) -> None:
+    """What is refused before torch is imported is refused in the same words."""
+    early = sab_cli.answer(arguments)
+    assert early is None or early == (f"sab: {told}", 2, True)
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
@@ -522,7 +530,9 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
 )
 def test_one_sentence_for_a_mistake(arguments: list[str], start: str, capsys: Capture) -> None:
     Path("file").write_text("precious")
-    assert mistake(capsys, *arguments).startswith(start)
+    told = mistake(capsys, *arguments)
+    assert told.startswith(start)
+    assert_found_early(arguments, told)
     assert [path.name for path in Path().iterdir()] == ["file"], "nothing is left behind"
     assert Path("file").read_text() == "precious"
 
@@ -548,6 +558,7 @@ def test_what_cannot_be_parsed_names_option_value_and_choices(
     told = mistake(capsys, *arguments)
     for word in words:
         assert word in told
+    assert_found_early(arguments, told)
     assert not list(Path().iterdir())
 
 
@@ -596,7 +607,7 @@ def test_missing_extras_are_named(trained: Path, capsys: Capture, monkeypatch: p
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     assert (
         mistake(capsys, "plot", trained)
-        == "matplotlib is missing; install the extra 'report': pip install '.[report]' in the repository"
+        == f"matplotlib is missing; install the extra 'report': {install_command('report')}"
     )
 
     def without_anything(name: str, *arguments: Any, **options: Any) -> Any:
@@ -610,11 +621,11 @@ def test_missing_extras_are_named(trained: Path, capsys: Capture, monkeypatch: p
 
 
 def test_a_missing_parser_is_named() -> None:
-    code = "import sys; sys.modules['tyro'] = None; import sab.lab.cli"
+    code = "import sys, sab_cli; sys.modules['tyro'] = None; sys.exit(sab_cli.main(['tasks']))"
     environment = {**os.environ, "PYTHONPATH": str(Path(sab.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
-    assert done.stderr == "sab: tyro is missing; install the extra 'train': pip install '.[train]' in the repository\n"
+    assert done.stderr == f"sab: tyro is missing; install the extra 'train': {install_command('train')}\n"
 
 
 def test_as_a_process() -> None:

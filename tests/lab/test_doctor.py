@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sab.extras import DISTRIBUTION, EXTRAS, PURPOSES, install_command
 from sab.lab import cli, data, doctor
 from sab.lab.doctor import Finding, examine
-from sab.lab.extras import EXTRAS
 from sab.ops import dispatch
-from sab.ops.cpu import loader
+from sab.ops.cpu import build, loader
 
 Capture = pytest.CaptureFixture[str]
 
@@ -47,7 +48,7 @@ def named(**options: Any) -> dict[str, Finding]:
 def test_everything_that_must_work_works(capsys: Capture) -> None:
     assert cli.main(["doctor"]) == 0
     told = capsys.readouterr().out
-    assert told.endswith("All that must work works.\n")
+    assert told.endswith("All required components work.\n")
     for what in (torch.__version__, *EXTRAS, "cpu", "reference on cpu", "ptb", "runs"):
         assert what in told
     assert "✗" not in told
@@ -99,6 +100,8 @@ def test_a_backend_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: Capture) 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "PACKAGED", "none.so")
     loader._find.cache_clear()
     yield
     loader._find.cache_clear()
@@ -163,13 +166,15 @@ def test_a_check_that_breaks_leaves_the_others(monkeypatch: pytest.MonkeyPatch, 
     assert "reference on cpu" in told
 
 
-def run_without(packages: list[str], tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`sab doctor` in a process that cannot import some packages."""
+def run_without(
+    packages: Iterable[str], tmp_path: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`sab` in a process that cannot import some packages."""
     for package in packages:
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError({package!r}, name={package!r})\n")
     paths = os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])))
     return subprocess.run(
-        [sys.executable, "-m", "sab", "doctor"],
+        [sys.executable, "-m", "sab", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths, **environment},
@@ -177,20 +182,85 @@ def run_without(packages: list[str], tmp_path: Path, **environment: str) -> subp
 
 
 def test_without_extras_it_tells_which_in_plain_lines(tmp_path: Path) -> None:
-    done = run_without(["tyro", "rich", "matplotlib", "ray"], tmp_path, PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (1, "")
+    lacking = [package for package in EXTRAS if package != "safetensors"]
+    done = run_without(lacking, tmp_path, "doctor", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    advice = "install the extra 'train': pip install '.[train]' in the repository."
-    assert f"!! versions: tyro: tyro is missing; {advice}" in lines
-    assert f"!! versions: rich: rich is missing; {advice}" in lines
-    assert any(line.startswith("-  versions: ray: ray is missing; install the extra 'ray'") for line in lines)
+    for package in lacking:
+        extra = EXTRAS[package]
+        advice = f"optional, for {PURPOSES[extra]}: {install_command(extra)}."
+        assert f"-  versions: {package}: not installed; {advice}" in lines
     assert any(line.startswith("ok versions: safetensors: ") for line in lines)
-    assert lines[-1] == "Broken: tyro, rich."
+    assert not any(line.startswith("!!") for line in lines)
+    assert lines[-1] == "All required components work."
+
+
+def test_backends_are_shown_without_extras(tmp_path: Path) -> None:
+    done = run_without(EXTRAS, tmp_path, "info", "--backends")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reference    usable: always, on every device" in done.stdout.splitlines()
+
+
+def test_other_commands_name_the_extra(tmp_path: Path) -> None:
+    done = run_without(EXTRAS, tmp_path, "tasks")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"sab: tyro is missing; install the extra 'train': {install_command('train')}\n"
+
+
+def test_a_missing_module_that_is_no_package_of_an_extra_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named 'torch'"):
+        doctor.without_extras(["tasks"], ModuleNotFoundError("No module named 'torch'", name="torch"))
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("sab.lab.training", "safetensors"),
+        ("sab.lab.experiments.demo", "rich"),
+        ("sab.lab.experiments.cluster", "ray"),
+        ("sab.lab.cli", "tyro"),
+        ("sab.lab.report.figures", "matplotlib"),
+        ("sab.plot", "matplotlib"),
+    ],
+)
+def test_a_missing_package_is_one_sentence_from_python_too(module: str, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    sentence = f"{package} is missing; install the extra {EXTRAS[package]!r}: {install_command(EXTRAS[package])}"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'sab-torch[train]'"),
+        ('{"url": "file:///a.whl", "archive_info": {}}', "pip install 'sab-torch[train]'"),
+        ('{"url": "file:///a", "dir_info": {}}', "pip install '.[train]' in the repository"),
+        ('{"url": "file:///a", "dir_info": {"editable": true}}', "pip install -e '.[train]' in the repository"),
+        ("not installed", "pip install -e '.[train]' in the repository"),
+    ],
+)
+def test_the_advice_fits_the_installation(origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return origin if name == "direct_url.json" else None
+
+    def distribution(name: str) -> Installed:
+        if origin == "not installed":
+            raise importlib.metadata.PackageNotFoundError(name)
+        assert name == "sab-torch"
+        return Installed()
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    assert install_command("train") == command
 
 
 def test_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
     listed = project["optional-dependencies"]
+    assert PURPOSES.keys() == set(EXTRAS.values())
     for package, extra in EXTRAS.items():
-        assert any(one.startswith(package) for one in listed[extra])
+        distribution = {"sklearn": "scikit-learn"}.get(package, package)
+        assert any(one.startswith(distribution) for one in listed[extra])
     assert sum(len(listed[extra]) for extra in set(EXTRAS.values())) == len(EXTRAS)

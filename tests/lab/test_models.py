@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sab
-from sab.errors import UserError
+from sab.errors import UserError, UserValueError
 from sab.lab.models import ModelConfig, SequenceModel
-from tests.ops.cases import CELLS, SCORERS, WEIGHTINGS_AND_FORWARDS, assert_close, gradients, randn, randomize
+from tests.ops.cases import CELLS, SCORERS, WEIGHTINGS_AND_FORWARDS, assert_close, gradients, randn, randomize, run
 
 SMALL: dict[str, Any] = {"hidden_size": 4, "k_top": 2, "k_att": 2, "k_trunc": 3}
 
@@ -39,10 +39,10 @@ def symbols(steps: int = 8, batch: int = 2, below: int = 5) -> Tensor:
 def test_the_hidden_readout(cell: str, num_layers: int) -> None:
     model = make_model(cell=cell, num_layers=num_layers)
     x = randn(8, 2, 3)
-    hidden, state = model.layers(x)
+    hidden, _ = model.layers(x)
     outputs, model_state = model(x)
     assert_close(outputs, hidden @ model.readout.weight.T + model.readout.bias)
-    assert_close(model_state.h, state.h)
+    assert_close(model_state.h, run(model.layers, x)[1].h)
     assert model.readout_attention is None
 
 
@@ -296,3 +296,14 @@ def test_bad_inputs_of_the_model_are_told(encoding: str, inputs: Tensor) -> None
     with pytest.raises(UserError) as caught:
         model(inputs)
     assert "must" in str(caught.value)
+
+
+def test_the_lab_keeps_layer_norm_with_a_run() -> None:
+    config = ModelConfig.from_options({"layer_norm": True, "method": "bptt"})
+    assert config.options()["layer_norm"] is True
+    assert config.layer_config().layer_norm
+    assert config.effective().memory.layer_norm, "a baseline has it too"
+    older = {name: value for name, value in ModelConfig().options().items() if name != "layer_norm"}
+    assert ModelConfig.from_options(older) == ModelConfig()
+    with pytest.raises(UserValueError, match="layer_norm must be False where method is 'torch'; got True"):
+        ModelConfig.from_options({"layer_norm": True, "method": "torch"})

@@ -57,6 +57,8 @@ def run_row(xs: list[Tensor], h: Tensor, c: Tensor, p: Parameters, cell: str, op
 def _cell(cell: str, x: Tensor, h: Tensor, c: Tensor, p: Parameters) -> tuple[Tensor, Tensor]:
     n = len(h)
     from_x, from_h = p["weight_ih"] @ x, p["weight_hh"] @ h
+    if "norm_ih" in p:
+        from_x, from_h = p["norm_ih"] * _normed(from_x), p["norm_hh"] * _normed(from_h)
     if "bias_ih" in p:
         from_x, from_h = from_x + p["bias_ih"], from_h + p["bias_hh"]
 
@@ -69,7 +71,8 @@ def _cell(cell: str, x: Tensor, h: Tensor, c: Tensor, p: Parameters) -> tuple[Te
         g = torch.tanh(from_x[gate(2)] + from_h[gate(2)])
         o = torch.sigmoid(from_x[gate(3)] + from_h[gate(3)])
         c = f * c + i * g
-        return o * torch.tanh(c), c
+        read = p["norm_c_weight"] * _normed(c) + p["norm_c_bias"] if "norm_c_weight" in p else c
+        return o * torch.tanh(read), c
     if cell == "gru":
         r = torch.sigmoid(from_x[gate(0)] + from_h[gate(0)])
         z = torch.sigmoid(from_x[gate(1)] + from_h[gate(1)])
@@ -120,6 +123,11 @@ def _scorer(scorer: Any, p: Parameters, t: int, k_att: int) -> Score:
         ),
     }
     return scores[scorer]
+
+
+def _normed(x: Tensor) -> Tensor:
+    mean = x.sum() / len(x)
+    return (x - mean) / (((x - mean) ** 2).sum() / len(x) + 1e-5).sqrt()
 
 
 def _unit(x: Tensor) -> Tensor:

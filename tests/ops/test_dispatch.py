@@ -142,3 +142,19 @@ def test_a_layer_tells_which_backend_a_call_takes() -> None:
     assert layer.backend_for(x) in BACKENDS
     assert layer.backend_for(x, make_state(layer, x)) == "reference"
     assert make_layer("lstm", 2, 3, backend="reference").backend_for(x) == "reference"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
+def test_torch_compile_does_not_unroll_the_reference() -> None:
+    torch._dynamo.reset()
+    sizes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        sizes.append(len(graph.graph.nodes))
+        return graph
+
+    layer, x = make_layer("lstm", 3, 4, backend="reference"), randn(60, 2, 3)
+    compiled: Any = torch.compile(layer, backend=backend)
+    assert_close(compiled(x)[0], layer(x)[0])
+    assert sizes
+    assert max(sizes) < len(x)

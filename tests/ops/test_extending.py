@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sab.ops.cpu import engine, loader
+from sab.ops.cpu import build, engine, loader
 from tests.ops.cases import assert_close, randn, registries_restored
 from tests.ops.test_registry import layer_with, results
 
@@ -44,7 +44,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources of the CPU backend with the page's C++ structs in the headers."""
     folder = tmp_path_factory.mktemp("cpu") / "source"
-    shutil.copytree(loader.FOLDER, folder)
+    shutil.copytree(build.FOLDER, folder)
     for name, struct in zip(HEADERS, code("cpp"), strict=True):
         header = (folder / name).read_text()
         added = re.search(r"struct (\w+) \{", struct)
@@ -61,8 +61,8 @@ def compiled(registered: None, sources: Path, monkeypatch: pytest.MonkeyPatch) -
     if loader.unavailable() is not None:
         pytest.skip(loader.unavailable() or "")
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "FOLDER", sources)
-        patch.setattr(loader, "FLAGS", [flag.replace("-O3", "-O1") for flag in loader.FLAGS])
+        patch.setattr(build, "FOLDER", sources)
+        patch.setattr(build, "FLAGS", [flag.replace("-O3", "-O1") for flag in build.FLAGS])
         patch.setenv("XDG_CACHE_HOME", str(sources.parent))
         forget()
         yield
@@ -72,7 +72,7 @@ def compiled(registered: None, sources: Path, monkeypatch: pytest.MonkeyPatch) -
 def forget() -> None:
     """Forget the compiled library of this process."""
     loader._find.cache_clear()
-    engine._function.cache_clear()
+    engine.function.cache_clear()
 
 
 def compare(kind: str, name: str, backend: str, **options: Any) -> None:

@@ -27,6 +27,7 @@ from tests.ops.cases import (
     pieces,
     randn,
     randomize,
+    run,
 )
 
 AFFINE = st.sampled_from(["affine", "affine_tanh"])
@@ -48,10 +49,10 @@ def draw_query_anew(layer: Any, seed: int = 5) -> None:
 def test_the_query_cancels_in_affine_scorers(case: Case) -> None:
     layer, x, lengths = case.layer(), case.x(), torch.tensor(case.lengths)
     assume(selects_surely(layer, x, lengths=lengths))
-    output, state, attention = layer(x, lengths=lengths, return_attention=True)
+    output, state, attention = run(layer, x, lengths=lengths, return_attention=True)
     gradient = gradients([output], [layer.get_parameter("weight_hh_l0")])[0]
     draw_query_anew(layer)
-    output_2, state_2, attention_2 = layer(x, lengths=lengths, return_attention=True)
+    output_2, state_2, attention_2 = run(layer, x, lengths=lengths, return_attention=True)
     assert torch.equal(attention_2.numbers, attention.numbers)
     assert_close(attention_2.weights, attention.weights)
     assert_close(output_2, output)
@@ -109,10 +110,10 @@ def test_a_large_query_does_not_drown_the_selection(scorer: str, dtype: torch.dt
 def test_k_top_microstates_are_the_whole_memory_of_affine_scorers(case: Case, data: st.DataObject) -> None:
     layer, x = case.layer(), case.x()
     assume(selects_surely(layer, x))
-    whole, whole_state, whole_attention = layer(x, return_attention=True)
+    whole, whole_state, whole_attention = run(layer, x, return_attention=True)
     outputs, numbers, state = [], [], None
     for piece in data.draw(pieces(case.steps)):
-        output, state, attention = layer(x[piece], state, return_attention=True)
+        output, state, attention = run(layer, x[piece], state, return_attention=True)
         state = layer.compact(state)
         assert state.microstates.shape[-2] <= case.options["k_top"]
         outputs.append(output)
@@ -126,7 +127,7 @@ def test_k_top_microstates_are_the_whole_memory_of_affine_scorers(case: Case, da
 @given(cases(scorer=AFFINE, weighting_and_forward=SPARSE, bidirectional=False), st.data())
 def test_a_compact_state_continues_ragged_rows(case: Case, data: st.DataObject) -> None:
     layer, x = case.layer(), case.x()
-    state = layer(x, lengths=torch.tensor(case.lengths))[1]
+    state = run(layer, x, lengths=torch.tensor(case.lengths))[1]
     compact = layer.compact(state)
     assert compact.microstates.shape[-2] <= max(case.options["k_top"], 0)
     assert compact.steps.tolist() == case.lengths
@@ -169,7 +170,7 @@ def test_a_compact_state_continues_exactly_in_low_precision(dtype: torch.dtype) 
 )
 def test_what_may_select_everything_again_keeps_everything(options: dict[str, str]) -> None:
     layer = make_layer("gru", 2, 3, k_top=1, k_att=1, **options)
-    state = layer(randn(6, 2, 2))[1]
+    state = layer(randn(6, 2, 2))[1].state
     assert layer.compact(state) is state
     assert state.microstates.shape[-2] == 6
 
@@ -178,7 +179,7 @@ def test_compact_works_without_a_batch() -> None:
     layer = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1, scorer="affine"))
     x = randn(8, 2)
     state = layer(x)[1]
-    assert layer.compact(state).microstates.shape == (1, 2, 3)
+    assert layer.compact(state).state.microstates.shape == (1, 2, 3)
     assert_close(layer(x, layer.compact(state))[0], layer(x, state)[0])
 
 
@@ -198,7 +199,7 @@ def run_pieces(layer: Any, x: Tensor, division: list[slice], lengths: Tensor) ->
         alive = still
         part = x[piece, alive]
         part_lengths = (lengths[alive] - piece.start).clamp_max(len(part))
-        part_output, state = layer(part, state, lengths=part_lengths)
+        part_output, state = run(layer, part, state, lengths=part_lengths)
         output = output.index_put((torch.arange(piece.start, piece.stop)[:, None], torch.tensor(alive)), part_output)
         for position, row in enumerate(alive):
             if lengths[row] <= piece.stop:
@@ -212,7 +213,7 @@ def test_pieces_equal_the_whole(case: Case, data: st.DataObject) -> None:
     layer, lengths = case.layer(), torch.tensor(case.lengths)
     assume(selects_surely(layer, case.x(), lengths=lengths))
     leaves = [case.x().requires_grad_(), *layer.parameters()]
-    whole, whole_state = layer(leaves[0], lengths=lengths)
+    whole, whole_state = run(layer, leaves[0], lengths=lengths)
     output, final = run_pieces(layer, leaves[0], data.draw(pieces(case.steps)), lengths)
     assert_close(output, whole)
     for actual, expected in zip(gradients([output], leaves), gradients([whole], leaves), strict=True):
@@ -230,7 +231,7 @@ def test_pieces_equal_the_whole(case: Case, data: st.DataObject) -> None:
 def test_a_detached_state_stops_every_gradient(case: Case, more: int) -> None:
     layer, x = case.layer(), case.x().requires_grad_()
     rest = randn(more, case.batch, layer.input_size, seed=4).requires_grad_()
-    attached = layer(x)[1]
+    attached = run(layer, x)[1]
     state = attached.detach()
     assert not any(tensor.requires_grad for tensor in (*state, state.microstates, state.keys))
     output, _ = layer(rest, state)
@@ -318,7 +319,7 @@ def test_only_selected_microstates_and_their_scores_receive_gradient(scorer: str
     """In one step from a state whose microstates and keys are leaves, the gradient shows who was touched."""
     layer = make_layer("gru", 2, 3, k_top=2, k_att=1, scorer=scorer, weighting=weighting, forward=forward)
     randomize(layer)
-    state = layer(randn(7, 1, 2))[1].detach()
+    state = layer(randn(7, 1, 2))[1].detach().state
     state.microstates.requires_grad_()
     state.keys.requires_grad_()
     output, _, (numbers, weights) = layer(randn(1, 1, 2), state, return_attention=True)
@@ -334,7 +335,7 @@ def test_only_selected_microstates_and_their_scores_receive_gradient(scorer: str
 def test_a_dense_forward_reads_everything_and_a_sparse_one_only_the_selected() -> None:
     sparse = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1, weighting="softmax"))
     dense = randomize(make_layer("gru", 2, 3, k_top=2, k_att=1, weighting="softmax", forward="dense"))
-    state = sparse(randn(7, 1, 2))[1].detach()
+    state = sparse(randn(7, 1, 2))[1].detach().state
     x = randn(1, 1, 2)
     _, _, attention = sparse(x, state, return_attention=True)
     other = next(i for i in range(7) if i not in attention.numbers.flatten().tolist())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sab.parts import registry
-from tests.ops.cases import DOUBLE, SCORERS, make_layer, make_torch, randn, randomize
+from tests.ops.cases import DOUBLE, SCORERS, make_layer, make_torch, randn, randomize, run
 
 BOUNDED_CELLS = [name for name, cell in registry.CELLS.items() if cell.is_bounded]
 BOUNDED_WEIGHTINGS = [name for name, weighting in registry.WEIGHTINGS.items() if weighting.is_bounded]
@@ -29,6 +29,7 @@ def test_what_is_bounded() -> None:
     incorporate=st.sampled_from(BOUNDED_INCORPORATIONS),
     scorer=st.sampled_from(SCORERS),
     backend_and_steps=st.sampled_from((("cpu", 5000), ("cpu", 300), ("reference", 40), ("triton", 6))),
+    layer_norm=st.booleans(),
     inputs=st.sampled_from((1e-2, 1.0, 1e4)),
     weights=st.sampled_from((0.1, 1.0, 30.0)),
     seed=st.integers(0, 99),
@@ -39,15 +40,17 @@ def test_no_state_leaves_its_bound(
     incorporate: str,
     scorer: str,
     backend_and_steps: tuple[str, int],
+    layer_norm: bool,
     inputs: float,
     weights: float,
     seed: int,
 ) -> None:
     backend, steps = backend_and_steps
     options = {"k_top": 3, "k_att": 7, "weighting": weighting, "scorer": scorer, "incorporate": incorporate}
+    options["layer_norm"] = layer_norm and backend != "triton"
     layer = randomize(make_layer(cell, 2, 4, backend=backend, **options), seed, scale=weights)
     with torch.no_grad():
-        output, state = layer(randn(steps, 2, 2, seed=seed) * inputs)
+        output, state = run(layer, randn(steps, 2, 2, seed=seed) * inputs)
     assert output.abs().max() <= 1 + 1e-12
     assert state.microstates.abs().max() <= 1 + 1e-12 if state.microstates.numel() > 0 else True
 

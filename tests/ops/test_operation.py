@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sab
@@ -30,6 +31,7 @@ from tests.ops.cases import (
     make_layer,
     randn,
     randomize,
+    run,
     runs_fast,
     weighted_sum,
 )
@@ -50,6 +52,8 @@ class Call:
     k_top: int = 2
     first_slots: int = 0
     bias: bool = True
+    layer_norm: bool = False
+    dropout: bool = False
     lengths: list[int] | None = None
     needs: bool = True
     """Whether gradients are needed."""
@@ -73,6 +77,10 @@ class Call:
                 self.new(d) if has_bias else None,
                 self.new(d) if has_bias else None,
             ]
+        norms: list[Tensor | None] = [None] * 4
+        if self.layer_norm:
+            of_c = [self.new(n), self.new(n)] if self.cell == "lstm" else [None, None]
+            norms = [self.new(gates), self.new(gates), *of_c]
         is_concat = self.k_top > 0 and self.incorporate == "concat"
         return (
             self.new(steps, batch, input_size),
@@ -88,6 +96,8 @@ class Call:
             *scorer,
             self.new(n, 2 * n) if is_concat else None,
             self.new(n) if is_concat else None,
+            *norms,
+            torch.rand(batch, n, dtype=DOUBLE).round() * 2 if self.dropout else None,
             "cpu",
             self.cell,
             self.scorer,
@@ -97,6 +107,7 @@ class Call:
             self.k_top,
             k_att,
             3,
+            self.layer_norm,
             self.first_slots * k_att + 1 if self.first_slots > 0 else 0,
             DOUBLE,
             self.needs,
@@ -115,6 +126,9 @@ CALLS = [
     Call(needs=False, first_slots=1),
     Call(fresh=True),
     Call(cell="gru", scorer="affine", incorporate="concat", fresh=True, lengths=[7, 3, 5]),
+    Call(layer_norm=True, dropout=True),
+    Call(cell="gru", layer_norm=True, lengths=[7, 3, 5], k_top=0),
+    Call(cell="rnn_tanh", layer_norm=True, bias=False, needs=False),
 ]
 
 
@@ -127,13 +141,22 @@ def test_it_is_registered_rightly(call: Call) -> None:
 
 
 @needs_library
-def test_its_backward_is_registered_rightly() -> None:
-    flat = Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False).arguments()
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False),
+        Call(layer_norm=True, dropout=True, needs=False),
+    ],
+    ids=str,
+)
+def test_its_backward_is_registered_rightly(call: Call) -> None:
+    flat = call.arguments()
     outputs = torch.ops.sab.recurrence(*flat[:-1], True)
     given, initial, parameters, options, _ = arguments.split(flat, arguments.FORWARD)
     found = dict(zip(arguments.result_names(options), outputs, strict=False))
     outside = [torch.randn_like(found[name]) if name in found else None for name in Outside._fields]
     needs = [tensor is not None for tensor in (*given, *initial, *parameters)]
+    needs[arguments.INPUTS.index("h_mask")] = False  # it is drawn, not learned
     backward = (*outside, *given, *parameters, outputs[1:], *options, needs)
     torch.library.opcheck(torch.ops.sab.recurrence_backward.default, backward)
 
@@ -174,7 +197,7 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
             # Lengths only at the end: rows that have seen different numbers of steps are the reference's alone.
             lengths = case.lengths if piece == pieces - 1 else None
             with distances_of_scores() as distances:
-                output, state, attention = layer(x, state, lengths=lengths, return_attention=True)
+                output, state, attention = run(layer, x, state, lengths=lengths, return_attention=True)
             assume(distances.certain())
             keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
             seen += [output, *state, state.microstates, keys, attention.weights, attention.summary]
@@ -198,6 +221,8 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
         ("gru", {"scorer": "affine_tanh", "k_top": 3, "weighting": "relu_norm", "max_microstates": 2}),
         ("rnn_tanh", {"scorer": "dot", "k_top": 1, "weighting": "softmax_sink", "incorporate": "add_bounded"}),
         ("lstm", {"k_top": 0}),
+        ("lstm", {"k_top": 2, "layer_norm": True}),
+        ("gru", {"k_top": 0, "layer_norm": True, "bias": False}),
     ],
 )
 def test_a_fresh_state_is_one_of_zeros(backend: str, steps: int, cell: str, options: dict[str, Any]) -> None:
@@ -206,7 +231,7 @@ def test_a_fresh_state_is_one_of_zeros(backend: str, steps: int, cell: str, opti
     for name in ("reference", backend):
         layer = randomize(make_layer(cell, 3, 4, k_att=2, k_trunc=3, backend=name, **options))
         x = randn(steps, 3, 3).requires_grad_()
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         zeros = torch.zeros_like(state.h)
         assert selects_surely(layer, x)
         assert_close(layer(x, (zeros, zeros) if cell == "lstm" else zeros)[0], output)
@@ -225,11 +250,11 @@ class Compiled:
         self.layer = randomize(make_layer(cell, 3, 5, 2, **options))
         self.compiled: Any = torch.compile(self.layer, fullgraph=True, backend=compiler)
 
-    def check(self, hx: Any = None, **options: Any) -> sab.SABState:
+    def check(self, hx: Any = None, **options: Any) -> Any:
         x = randn(9, 4, 3).requires_grad_()
         found = []
         for layer in (self.layer, self.compiled):
-            output, state = layer(x, hx, **options)
+            output, state = run(layer, x, hx, **options)
             outputs = [output, *state, state.microstates, state.keys]
             leaves = [x, *self.layer.parameters()]
             found.append([*outputs, *torch.autograd.grad(weighted_sum(outputs), leaves)])
@@ -255,6 +280,8 @@ def initial(layer: Any) -> Any:
         ("gru", {"k_top": 3, "scorer": "affine", "max_microstates": 7, "bidirectional": True}),
         ("rnn_tanh", {"k_top": 20, "scorer": "dot", "incorporate": "concat"}),
         ("lstm", {"k_top": 0}),
+        ("lstm", {"k_top": 3, "layer_norm": True}),
+        ("gru", {"k_top": 3, "layer_norm": True, "bidirectional": True}),
     ],
 )
 def test_the_whole_layer_compiles_into_one_graph(cell: str, options: dict[str, Any]) -> None:
@@ -402,7 +429,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(
     exact.load_state_dict(layer.state_dict())
     x = randn(9, 4, 3).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         piece, _ = layer(x, state)
     wide = x.detach().double().requires_grad_()
     expected, expected_state = exact(wide)
@@ -446,7 +473,7 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     layer = make_layer(cell, 3, 4, 2, k_top=2, bidirectional=True, device="meta", backend="triton")
     x = torch.empty(7, 2, 3, device="meta", dtype=DOUBLE, requires_grad=True)
     with Crossings() as crossings:
-        output, state, attention = layer(x, return_attention=True)
+        output, state, attention = run(layer, x, return_attention=True)
         output.sum().backward()
         layer(x, state.detach())[0].sum().backward()
         layer(x, layer.compact(state.detach().select(slice(0, 2))))
@@ -468,6 +495,105 @@ def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
     assert layer(x, lengths=[5, 4, 5])[1]._seen is None
     assert dataclasses.replace(state, steps=state.steps + 1)._seen is None
     assert layer(x[:, 0])[1]._seen == 5
+
+
+def test_weights_with_the_negative_bit() -> None:
+    """As a parametrization can give them: torch has put off to negate them."""
+    layer, x = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, max_microstates=3)), randn(6, 2, 3)
+    leaves = [parameter.detach().requires_grad_() for parameter in layer.parameters()]
+    negate_later: Any = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
+    negative = [negate_later(-leaf) for leaf in leaves]
+    assert all(weight.is_neg() and weight.is_contiguous() for weight in negative)
+    given = dict(zip(dict(layer.named_parameters()), negative, strict=True))
+    output, state = torch.func.functional_call(layer, given, (x,))
+    expected, expected_state = layer(x)
+    assert_close(output, expected)
+    assert_close(state.keys, expected_state.keys)
+    for one, other in zip(gradients([output], leaves), gradients([expected], list(layer.parameters())), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("weight_hh_l0", (16, 3)), ("bias_hh_l0", (7,)), ("attn_w_query_l0", (3, 4)), ("attn_v_l0", (2,)),
+     ("attn_bias_l0", (3,)), ("incorporate_weight_l0", (4, 7)), ("incorporate_bias_l0", (1,)),
+     ("norm_ih_l0", (4,)), ("norm_hh_l0", (1,)), ("norm_c_weight_l0", (3,)), ("norm_c_bias_l0", (5,))],
+)  # fmt: skip
+def test_weights_of_another_size_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    """`functional_call` takes any; the compiled loops would read past their ends."""
+    layer, x = make_layer("lstm", 3, 4, k_top=2, k_att=1, backend="cpu", layer_norm=True), randn(6, 2, 3)
+    with pytest.raises((ValueError, RuntimeError), match=r"must be of shape|size"):
+        torch.func.functional_call(layer, {name: torch.zeros(shape, dtype=DOUBLE)}, (x,))
+
+
+def test_the_operation_by_itself_refuses_what_does_not_fit() -> None:
+    call = Call(scorer="mlp", first_slots=2, lengths=[7, 3, 5])
+    flat = call.arguments()
+    names = [*arguments.INPUTS, *arguments.Options._fields]
+    torch.ops.sab.recurrence.default(*flat)
+    wrong: dict[str, Any] = {
+        "seen": 2**62,
+        "lengths": torch.tensor([[7, 0], [3, 0], [5, 0]])[:, 0],
+        "microstates": randn(3, 1, 5),
+        "keys": randn(3, 2, 1),
+        "h": randn(1, 5),
+    }
+    for name, value in wrong.items():
+        place = names.index(name)
+        with pytest.raises((ValueError, RuntimeError), match=name):
+            torch.ops.sab.recurrence.default(*flat[:place], value, *flat[place + 1 :])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's own forward mode
+@pytest.mark.parametrize("scorer", ["cosine", "mlp", "affine"])
+def test_forward_mode_gradients_are_those_of_backward_mode(scorer: str) -> None:
+    layer = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, k_trunc=3, scorer=scorer)).requires_grad_(False)
+    x, tangent = randn(8, 2, 3), randn(8, 2, 3, seed=5)
+    weights = randn(8, 2, 4, seed=6)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((layer(leaf)[0] * weights).sum(), leaf)
+    with forward_ad.dual_level():
+        output = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))[0])
+        assert output.tangent is not None
+        assert_close((output.tangent * weights).sum(), (gradient * tangent).sum())
+        layer.config = dataclasses.replace(layer.config, backend="cpu")
+        with pytest.raises(ValueError, match="'cpu' does not: forward-mode gradients are computed"):
+            layer(x)
+    layer.config = dataclasses.replace(layer.config, backend="auto")
+    by_func: Any = torch.func.jvp(lambda x: layer(x)[0], (x,), (tangent,))
+    assert_close(by_func[1], output.tangent)
+
+
+def test_the_operation_by_itself_has_no_forward_mode() -> None:
+    flat = Call(scorer="mlp", needs=False).arguments()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
+        torch.ops.sab.recurrence.default(*flat)
+
+
+@pytest.mark.parametrize("name", ["h", "c", "microstates", "keys", "numbers", "steps"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_that_is_changed_before_the_backward_pass(backend: str, name: str) -> None:
+    """The compiled backends have copies of it; with the reference, torch sees where a number was needed."""
+    layer, x = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=1, backend=backend)), randn(6, 2, 3)
+    before = layer(x)[1].detach()
+
+    def found(change: bool) -> list[Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (before.h, before.c, before.microstates, before.keys)]
+        h, c, microstates, keys = (leaf * 1 for leaf in leaves)
+        state = sab.SABState(h, c, microstates, keys, before.numbers.clone(), before.steps.clone())
+        output, end = layer(x, state)
+        if change:
+            with torch.no_grad():
+                getattr(state, name).fill_(1)
+        return gradients([output, end.h, end.microstates], [*leaves, *layer.parameters()])
+
+    expected = found(False)
+    if backend == "reference" and name in ("h", "c", "microstates"):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            found(True)
+    else:
+        for one, other in zip(found(True), expected, strict=True):
+            assert_close(one, other)
 
 
 class TestTF32:

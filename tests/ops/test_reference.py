@@ -25,6 +25,7 @@ from tests.ops.cases import (
     make_layer,
     randn,
     randomize,
+    run,
 )
 
 
@@ -35,7 +36,8 @@ def compare_with_oracle(layer: Any, x: Tensor, lengths: list[int] | None, h0: Te
     has_c = layer.cell == "lstm"
 
     expected = oracle.run(layer, x, lengths or [len(x)] * x.shape[1], h0, c0)
-    output, state, attention = layer(
+    output, state, attention = run(
+        layer,
         x,
         (h0, c0) if has_c else h0,
         lengths=None if lengths is None else torch.tensor(lengths),
@@ -183,7 +185,7 @@ def test_gradcheck_where_nothing_is_cut(scorer: str, cell: str, weighting: str, 
     x, h, c = (randn(*shape).requires_grad_() for shape in ((5, 1, 1), (1, 1, 2), (1, 1, 2)))
 
     def run(x: Tensor, h: Tensor, c: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        output, state, attention = layer(x, (h, c) if cell == "lstm" else h, return_attention=True)
+        output, state, attention = run(layer, x, (h, c) if cell == "lstm" else h, return_attention=True)
         return output, *state, attention.weights
 
     assert torch.autograd.gradcheck(run, (x, h, c, *layer.parameters()))
@@ -223,7 +225,7 @@ def test_gradients_do_not_depend_on_what_else_is_in_the_batch(case: Case) -> Non
 def test_a_row_with_an_empty_macrostate_does_not_depend_on_the_others() -> None:
     """Both rows forget everything; one of them keeps a state one step before the other does."""
     layer = randomize(make_layer("lstm", 3, 4, k_top=2, k_att=2, incorporate="concat", backend="reference"))
-    _, state = layer(randn(5, 2, 3), lengths=torch.tensor([5, 4]))
+    _, state = run(layer, randn(5, 2, 3), lengths=torch.tensor([5, 4]))
     state, x = state.recent(0), randn(3, 2, 3, seed=2)
     both, _ = layer(x, state)
     for row in range(2):

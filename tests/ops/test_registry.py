@@ -18,7 +18,7 @@ from sab.parts.cells import Cell
 from sab.parts.incorporations import Incorporation
 from sab.parts.scorers import Scorer, ScorerWeights
 from sab.parts.weightings import Weighting
-from tests.ops.cases import assert_close, gradients, make_layer, randn, randomize, registries_restored
+from tests.ops.cases import assert_close, gradients, make_layer, randn, randomize, registries_restored, run
 
 BACKENDS = [name for name in dispatch.BACKENDS if name != "reference"]
 OPTIONS = {"scorer": "scorer", "weighting": "weighting", "incorporation": "incorporate"}
@@ -38,7 +38,7 @@ def layer_with(kind: str, name: str, **options: Any) -> Any:
 def results(layer: Any, x: Tensor) -> list[Tensor]:
     """What a layer gives for a sequence with two lengths, and the gradients of everything."""
     x = x.clone().requires_grad_()
-    output, state, attention = layer(x, lengths=torch.tensor([7, 4]), return_attention=True)
+    output, state, attention = run(layer, x, lengths=torch.tensor([7, 4]), return_attention=True)
     outputs = [output, state.h, *([] if state.c is None else [state.c]), attention.weights, attention.summary]
     return [*outputs, *gradients(outputs, [x, *layer.parameters()])]
 
@@ -57,6 +57,30 @@ def test_a_backend_equals_the_reference_or_refuses(kind: str, name: str, backend
     got = results(layer_with(kind, name, backend=backend, forward=forward), x)
     for index, expected in enumerate(results(layer_with(kind, name, backend="reference", forward=forward), x)):
         assert_close(got[index], expected, f"{kind} {name}, tensor {index}", tolerance=1e-9)
+
+
+EXTRAS: list[dict[str, Any]] = [{"layer_norm": True}, {"recurrent_dropout": 0.4}]
+"""Options of the layers that are no parts, and that a backend takes for every cell or refuses."""
+
+
+@pytest.mark.parametrize("k_top", [0, 2])
+@pytest.mark.parametrize("extra", EXTRAS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cell", registry.CELLS)
+def test_a_backend_has_the_cells_other_options_or_refuses(
+    cell: str, backend: str, extra: dict[str, Any], k_top: int
+) -> None:
+    found = []
+    for name in (backend, "reference"):
+        layer = randomize(make_layer(cell, 3, 5, 2, k_top=k_top, k_trunc=3, bidirectional=True, backend=name, **extra))
+        if name == "triton":
+            with pytest.raises(UserValueError, match=f"'triton' does not: it has no {next(iter(extra))}"):
+                layer(randn(7, 2, 3))
+            return
+        torch.manual_seed(4)
+        found.append(results(layer, randn(7, 2, 3)))
+    for index, (got, expected) in enumerate(zip(*found, strict=True)):
+        assert_close(got, expected, f"tensor {index}", tolerance=1e-9)
 
 
 # Parts that a user registers
@@ -114,7 +138,7 @@ def test_a_users_scorer_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> N
     attention = {name: p for name, p in layer.named_parameters() if name.startswith("attn")}
     assert attention.keys() == {"attn_w_memory_l0", "attn_w_query_l0"}
     assert all(0 < p.abs().max() <= 0.5 for p in attention.values())
-    assert layer(torch.randn(1, 2, 3))[1].keys.shape == (1, 2, 0, 2)
+    assert layer(torch.randn(1, 2, 3))[1].state.keys.shape == (1, 2, 0, 2)
 
 
 def test_a_users_part_goes_on_from_a_state_and_is_traced(users: tuple[str, str]) -> None:

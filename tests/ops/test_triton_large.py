@@ -17,7 +17,7 @@ from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan
-from tests.ops.cases import make_layer, randn, randomize, weighted_sum
+from tests.ops.cases import make_layer, randn, randomize, run, weighted_sum
 
 pytest.importorskip("triton")
 import triton
@@ -324,7 +324,7 @@ def test_keys_of_length_one_in_pieces(cell: str, incorporate: str, monkeypatch: 
         outputs: list[Tensor] = []
         state = None
         for piece in pieces:
-            output, state = layer(x[piece], state)
+            output, state = run(layer, x[piece], state)
             outputs.append(output)
         assert state is not None
         total = weighted_sum([torch.cat(outputs), state.keys])

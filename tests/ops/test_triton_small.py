@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.cases import DOUBLE, make_layer, randn, randomize, weighted_sum
+from tests.ops.cases import DOUBLE, make_layer, randn, randomize, run, weighted_sum
 
 pytest.importorskip("triton")
 from sab.ops.triton import engine
@@ -26,7 +26,7 @@ def results(
 ) -> dict[str, Tensor]:
     """Everything that a call gives, and the gradient of everything."""
     x = x.clone().requires_grad_()
-    output, state, attention = layer(x, hx, lengths=lengths, return_attention=True)
+    output, state, attention = run(layer, x, hx, lengths=lengths, return_attention=True)
     keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
     given = {"output": output, "h": state.h, "keys": keys, "microstates": state.microstates}
     given |= {"weights": attention.weights, "summary": attention.summary}

@@ -1,4 +1,4 @@
-"""The command `sab`: finds the command, runs it, and reports what went wrong.
+"""The command `sab` once torch is imported: finds the command, runs it, and reports what went wrong.
 
 A user's mistake is one sentence on stderr with exit status 2; a bug shows its traceback.
 """
@@ -7,31 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 
+import sab_cli
 from sab import __version__
 from sab.errors import UserError, check_choice
-from sab.lab import doctor as diagnosis
-from sab.lab.commands.exits import DONE, INTERRUPTED, OUTPUT_CLOSED, USER_ERROR
-from sab.lab.extras import EXTRAS, missing
+from sab.extras import explain
+from sab.lab.commands import datasets, experiments, machine, models, pictures, training
+from sab.lab.commands.parsing import call, with_flag
+from sab_cli.exits import DONE, INTERRUPTED, OUTPUT_CLOSED, USER_ERROR
 
 
 def _print_missing(error: ModuleNotFoundError) -> int:
     """Prints which extra installs a missing package; any other missing module is a bug."""
-    package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
+    sentence = explain(error)
+    if sentence is None:
         raise error
-    print(f"sab: {missing(package)}", file=sys.stderr)
+    print(f"sab: {sentence}", file=sys.stderr)
     return USER_ERROR
 
-
-try:
-    from sab.lab.commands import datasets, experiments, machine, models, pictures, training
-    from sab.lab.commands.parsing import call, with_flag
-except ModuleNotFoundError as error:
-    sys.exit(diagnosis.main() if sys.argv[1:2] == ["doctor"] else _print_missing(error))
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": training.train,
@@ -81,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OUTPUT_CLOSED
         raise
     except OSError as error:
-        return _print_refused(error) if error.filename is not None else _print_output_error(error)
+        return _print_refused(error) if error.filename is not None else sab_cli.print_output_error(error)
 
 
 def _print_refused(error: OSError) -> int:
@@ -90,25 +85,14 @@ def _print_refused(error: OSError) -> int:
     return USER_ERROR
 
 
-def _print_output_error(error: OSError) -> int:
-    """Prints why stdout failed, as on a full disk; nothing where its reader has gone, as `head` does."""
-    try:
-        print(flush=True)  # if it is stdout that failed, it fails again
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
-        if isinstance(error, BrokenPipeError):
-            return OUTPUT_CLOSED
-        print(f"sab: stdout must be a place that can be written to; it is not: {error.strerror}.", file=sys.stderr)
-        return USER_ERROR
-    raise error
+def summaries() -> dict[str, str]:
+    """What each command does, in a line."""
+    return {name: (command.__doc__ or "").splitlines()[0] for name, command in COMMANDS.items()}
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: sab COMMAND [OPTIONS]\n")
-        for name, command in COMMANDS.items():
-            print(f"  {name:10}{(command.__doc__ or '').splitlines()[0]}")
-        print("\n`sab COMMAND --help` shows a command's options, `sab --version` the version.")
+        print(sab_cli.usage(summaries()))
         return DONE if arguments else USER_ERROR
     name, *rest = arguments
     if name == "--version":

@@ -2,7 +2,7 @@
 
 A check is a function that yields findings; an error that it raises is a finding too, so that one broken part does not
 hide the others. Only torch and numpy are imported at the start, so that this works without any extra, with plain lines
-where rich is missing.
+where rich is missing. `without_extras` does what the command `sab` can do then.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sab import __version__
+from sab.extras import EXTRAS, PURPOSES, explain, install_command
 from sab.lab import data
-from sab.lab.extras import EXTRAS, missing
 from sab.layers import SABLSTM
 from sab.ops import dispatch
+from sab.ops.cpu import loader
+from sab_cli.exits import DONE, USER_ERROR
 
 State = Literal["works", "lacking", "broken"]
 MARKS: dict[State, tuple[str, str, str]] = {
@@ -40,8 +42,6 @@ MARKS: dict[State, tuple[str, str, str]] = {
 }
 """How each state is shown: a mark, the same in ASCII, and a colour."""
 RUNS = Path("runs")
-NEEDED = "train"
-"""The extra that the command line needs."""
 ABSENT = "not here"
 """The store's message about a data set without any file."""
 TOLERANCE = 5e-3
@@ -87,9 +87,39 @@ def main(out: Path = RUNS, data_dir: Path | None = None) -> int:
     except ImportError:
         _show_lines(findings)
     broken = [finding.name for finding in findings if finding.state == "broken"]
-    verdict = f"Broken: {', '.join(broken)}." if broken else "All that must work works."
+    verdict = f"Broken: {', '.join(broken)}." if broken else "All required components work."
     sys.stdout.write(f"{verdict}\n")
     return 1 if broken else 0
+
+
+def without_extras(arguments: Sequence[str], error: ModuleNotFoundError) -> int:
+    """What the command `sab` does if a package of an extra is missing: `doctor`, `info --backends`, or a sentence."""
+    if list(arguments[:1]) == ["doctor"]:
+        return main()
+    if list(arguments) == ["info", "--backends"]:
+        show_backends()
+        return DONE
+    sentence = explain(error)
+    if sentence is None:
+        raise error
+    sys.stderr.write(f"sab: {sentence}\n")
+    return USER_ERROR
+
+
+def show_backends() -> None:
+    """Show whether each backend can be used, and which one `auto` takes for the default layer on a kind of device."""
+    facts = {name: f"{'usable' if usable else 'not usable'}: {why}" for name, (usable, why) in dispatch.here().items()}
+    for device in ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",):
+        taken = SABLSTM(128, 128, device=device).backend_for(torch.zeros(2, 1, 128, device=device))
+        facts[f"auto on {device}"] = taken
+    show(facts)
+
+
+def show(facts: Mapping[str, Any]) -> None:
+    """Write one fact a line, their values below each other."""
+    width = max(map(len, facts))
+    for fact, value in facts.items():
+        sys.stdout.write(f"{fact:{width}}  {value}\n")
 
 
 # Output
@@ -144,19 +174,18 @@ def _versions() -> Iterator[Finding]:
         ("numpy", np.__version__),
     ):
         yield Finding("versions", name, "works", str(version))
-    yield _package("triton", "triton is missing, so there are no kernels for NVIDIA GPUs.", "lacking")
+    yield _package("triton", "triton is missing, so there are no kernels for NVIDIA GPUs.")
     for package, extra in EXTRAS.items():
-        state = "broken" if extra == NEEDED else "lacking"
-        yield _package(package, f"{missing(package)}.", state)
+        yield _package(package, f"not installed; optional, for {PURPOSES[extra]}: {install_command(extra)}.")
 
 
-def _package(name: str, advice: str, state_without: State) -> Finding:
+def _package(name: str, advice: str) -> Finding:
     """Whether a package can be imported, and its version."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            return Finding("versions", name, state_without, advice)
+            return Finding("versions", name, "lacking", advice)
         return Finding("versions", name, "broken", f"{name} cannot be imported: {_sentence(error)}.")
     except Exception as error:
         return Finding("versions", name, "broken", f"{name} cannot be imported: {_sentence(error)}.")
@@ -247,8 +276,7 @@ def _folder_of(dataset: str) -> str:
 def _folders(out: Path, data_dir: Path | None) -> Iterator[Finding]:
     yield _folder("runs", out, "broken", "so no run can be kept there")
     yield _folder("data", data.folder_of(data_dir), "lacking", "so `sab data get` can put nothing there")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    yield _folder("CPU kernels", cache / "sab", "lacking", "so they cannot be compiled")
+    yield _folder("CPU kernels", loader.cache_folder(), "lacking", "so they cannot be compiled")
     if importlib.util.find_spec("triton") is not None:
         home = Path(os.environ.get("TRITON_HOME") or Path.home())
         kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

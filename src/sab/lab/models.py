@@ -14,7 +14,7 @@ from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_int
 from sab.inputs import InitialState
 from sab.layers import SABGRU, SABLSTM, SABRNN, scale_input_weights
-from sab.state import Attention, SABState
+from sab.state import Attention, SABHidden, SABState
 
 ENCODINGS = ("onehot", "scalar", "vector")
 LAYERS: dict[str, Any] = {
@@ -80,6 +80,8 @@ class ModelConfig:
             raise UserValueError(
                 "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
             )
+        if self.method in OF_TORCH and self.memory.layer_norm:
+            raise UserValueError(f"layer_norm must be False where method is {self.method!r}; got True.", "layer_norm")
         if self.readout == "hidden+weights" and self.memory.forward == "dense":
             raise UserValueError(
                 "readout must be 'hidden' or 'hidden+summary' where forward is 'dense'; got 'hidden+weights'.",
@@ -112,7 +114,7 @@ class ModelConfig:
         """A copy in which the options that make no difference to the model have their defaults."""
         if self.method == "sab":
             return self
-        memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend)
+        memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend, layer_norm=self.memory.layer_norm)
         if self.method in OF_TORCH:
             memory = SABConfig()
         return replace(self, memory=memory, readout=ModelConfig.readout)
@@ -172,6 +174,8 @@ class SequenceModel(nn.Module):
             hidden, state = self._run_torch(self._encode(inputs), hx)
         else:
             hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+            if isinstance(state, SABHidden):
+                state = state.state
         if kept is not None:
             hidden = hidden * kept.to(hidden.dtype)
         outputs = self.readout(hidden)

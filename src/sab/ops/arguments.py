@@ -53,10 +53,15 @@ class Parameters(NamedTuple):
     v: Tensor | None
     w_incorporate: Tensor | None
     b_incorporate: Tensor | None
+    norm_ih: Tensor | None
+    norm_hh: Tensor | None
+    norm_c_weight: Tensor | None
+    norm_c_bias: Tensor | None
+    h_mask: Tensor | None
 
     def of_loops(self) -> Weights:
         """Those that the loops over time read."""
-        return Weights(self.w_hh, self.b_hh, *self[4:])
+        return Weights(self.w_hh, self.b_hh, *self[4:], b_ih=None if self.norm_ih is None else self.b_ih)
 
 
 class Options(NamedTuple):
@@ -72,6 +77,7 @@ class Options(NamedTuple):
     k_att: int
     k_trunc: int
     """0 for None."""
+    layer_norm: bool
     seen: SymbolicInt
     """How many steps all rows have seen before."""
     compute: torch.dtype
@@ -79,7 +85,7 @@ class Options(NamedTuple):
 
     def config(self) -> SABConfig:
         """The memory's options; `attention_size` and `max_microstates` are in the shapes of the parameters."""
-        return _config(*self[2:9])
+        return _config(*self[2:10])
 
 
 class Purpose(NamedTuple):
@@ -139,9 +145,16 @@ def split(arguments: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _config(
-    scorer: str, weighting: str, forward: str, incorporate: str, k_top: int, k_att: int, k_trunc: int
+    scorer: str,
+    weighting: str,
+    forward: str,
+    incorporate: str,
+    k_top: int,
+    k_att: int,
+    k_trunc: int,
+    layer_norm: bool,
 ) -> SABConfig:
-    return SABConfig(k_top, k_att, k_trunc or None, scorer, weighting, forward, incorporate)
+    return SABConfig(k_top, k_att, k_trunc or None, scorer, weighting, forward, incorporate, layer_norm=layer_norm)
 
 
 class Results(NamedTuple):
@@ -173,6 +186,7 @@ def _names(
     normalises: bool,
     saves_norm: bool,
     saves_map: bool,
+    layer_norm: bool,
     saves: bool,
 ) -> tuple[str, ...]:
     visible = {"hidden": True, "store": True, "c": has_c}
@@ -187,6 +201,7 @@ def _names(
         "key_scale": has_memory and normalises,
         "query_scale": has_memory and normalises,
         "scores": has_memory and normalises,
+        **dict.fromkeys(("x_normed", "x_scale", "h_normed", "h_scale"), layer_norm),
         "packed": True,
     }
     return tuple(name for name, is_there in (visible | (saved if saves else {})).items() if is_there)
@@ -202,7 +217,7 @@ def result_names(options: Options, saves: bool = True) -> tuple[str, ...]:
     saves_norm = WEIGHTINGS[options.weighting].saves_norm
     saves_map = INCORPORATIONS[options.incorporate].saves_map
     facts = scorer.query_cancels, scorer.normalises, saves_norm, saves_map
-    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, *facts, saves)
+    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, *facts, options.layer_norm, saves)
 
 
 def pack_results(hidden: Tensor, buffers: Buffers, options: Options, saves: bool) -> list[Tensor]:

@@ -145,7 +145,7 @@ def _step(
         keys = reference.key_of(microstates, numbers, layer.weights.scorer, layer.config)
     state = LayerState(h, c, microstates, keys, numbers, torch.full((len(x),), seen, device="cpu"))
     result = reference.run(x.unsqueeze(0), None, state, *layer)
-    end = result.state()
+    end = result.ends()
     return end.h, end.c, result.attention().map(lambda tensor: tensor.squeeze(0))
 
 

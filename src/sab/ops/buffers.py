@@ -23,15 +23,18 @@ state type. The last two columns are the contents before and after the forward l
 | scores | `Scorer.normalises` | [T, B, k_top] | | of the selected, otherwise 0 |
 | lengths | rows differ in length | [B], int64 | number of steps of each row | |
 | packed | the backend packs | its own | the weights | |
+| x_normed, h_normed | `layer_norm` | [T, B, G] | | the products W_ih x and W_hh h, normalised, without gain |
+| x_scale, h_scale | `layer_norm` | [T, B] | | what the differences from their means were multiplied with |
 
 A microstate is not copied: slot s is row s of `store` for the first F slots, then the row of the hidden state that was
 kept (`schedule.kept_row`). Past its end a row is 0 in every buffer and has selected nothing. Where the scorer
-normalises, `keys` have length 1 and `query` is W_q ĥ as it is.
+normalises, `keys` have length 1 and `query` is W_q ĥ as it is. With layer norm the input's part in `gates` is W_ih x
+alone, and the loops normalise it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +56,19 @@ class Weights(NamedTuple):
     v: Tensor | None
     w_incorporate: Tensor | None
     b_incorporate: Tensor | None
+    norm_ih: Tensor | None = None
+    norm_hh: Tensor | None = None
+    norm_c_weight: Tensor | None = None
+    norm_c_bias: Tensor | None = None
+    h_mask: Tensor | None = None
+    """Of recurrent dropout, [B, n]."""
+    b_ih: Tensor | None = None
+    """With layer norm alone; already added to the gates elsewhere."""
+
+    @property
+    def common(self) -> tuple[Tensor | None, ...]:
+        """Those that the loops of every backend read: without layer norm and recurrent dropout."""
+        return self[:8]
 
 
 class Buffers(NamedTuple):
@@ -75,11 +91,15 @@ class Buffers(NamedTuple):
     scores: Tensor | None
     lengths: Tensor | None = None
     packed: Tensor | None = None
+    x_normed: Tensor | None = None
+    x_scale: Tensor | None = None
+    h_normed: Tensor | None = None
+    h_scale: Tensor | None = None
 
     @property
     def written(self) -> tuple[Tensor | None, ...]:
-        """Those that the loop writes, in their order: all but `lengths` and `packed`."""
-        return self[:-2]
+        """Those that the loops of every backend write, in their order: all before `lengths`."""
+        return self[:15]
 
 
 class Work(NamedTuple):
@@ -92,9 +112,10 @@ class Work(NamedTuple):
     dcells: Tensor | None
     """From outside, of c after each step, [T, B, n]; None for zeros."""
     dgates: Tensor
-    """Of the sums before activation, [T * B, G], compute type. It may be the memory of `gates`."""
+    """Of the sums before activation, [T * B, G], compute type; with layer norm, of W_ih x. It may be the memory of
+    `gates`."""
     dhidden: Tensor
-    """Of h_gates, as `dgates`, and the same tensor unless the cell splits them."""
+    """Of h_gates, as `dgates`, and the same tensor unless the cell splits them; with layer norm its own, of W_hh h."""
     dquery: Tensor | None
     """Of the query, [T * B, d], compute type."""
     dkeys: Tensor | None
@@ -108,6 +129,19 @@ class Work(NamedTuple):
     """Of the result of an incorporation with weights, [T * B, n]."""
     dv: Tensor | None
     """Of the scorer's v, [B, d]."""
+    dnorm_ih: Tensor | None = None
+    """With layer norm: of the gains and the biases, a row for each of the batch, [B, G], those of c [B, n]."""
+    dnorm_hh: Tensor | None = None
+    db_ih: Tensor | None = None
+    db_hh: Tensor | None = None
+    """None unless the cell splits the gates: then it is db_ih."""
+    dnorm_c_weight: Tensor | None = None
+    dnorm_c_bias: Tensor | None = None
+
+    @property
+    def common(self) -> tuple[Tensor | None, ...]:
+        """Those that the loops of every backend take, in their order: without those of layer norm."""
+        return self[:11]
 
 
 class Outside(NamedTuple):
@@ -132,9 +166,13 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     cell = CELLS[plan.cell]
     c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
+    normed: Any = {}
+    if plan.config.layer_norm:
+        normed = {name: torch.empty_like(gates, dtype=kept) for name in ("x_normed", "h_normed")}
+        normed |= {name: new((steps, batch), dtype=kept) for name in ("x_scale", "h_scale")}
     if k_top == 0:
         found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
-        return Buffers._make(map((found | {"lengths": lengths, "packed": packed}).get, Buffers._fields))
+        return Buffers._make(map((found | {"lengths": lengths, "packed": packed} | normed).get, Buffers._fields))
     normalises = SCORERS[str(plan.config.scorer)].normalises
     return Buffers(
         store=store,
@@ -154,6 +192,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         scores=new((steps, batch, k_top), dtype=kept) if normalises else None,
         lengths=lengths,
         packed=packed,
+        **normed,
     )
 
 
@@ -175,18 +214,25 @@ def allocate_work(
             _before_scaling(dkeys[:, plan.first_slots :], keys[:, plan.first_slots :], buffers.key_scale)
     dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
     cell = CELLS[plan.cell]
+    of_norms: Any = {}
+    if plan.config.layer_norm:
+        names = ("dnorm_ih", "dnorm_hh", "db_ih", *(("db_hh",) if cell.splits_gates else ()))
+        of_norms = {name: new((batch, gates.shape[2])) for name in names}
+        if cell.normalises_c:
+            of_norms |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
     return Work(
         dstore=_outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
         dc=new((batch, n)) if cell.has_c else None,
         dcells=None if outside.c is None else contiguous(outside.c[1:]),
         dgates=dgates,
-        dhidden=torch.empty_like(dgates) if cell.splits_gates else dgates,
+        dhidden=torch.empty_like(dgates) if cell.splits_gates or plan.config.layer_norm else dgates,
         dquery=None if keys is None else gates.new_empty((steps * batch, plan.key_size)),
         dkeys=dkeys,
         dsummary=None if outside.summary is None else contiguous(outside.summary),
         dweights=None if outside.weights is None else contiguous(outside.weights),
         dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
         dv=None if weights.v is None else new((batch, plan.key_size)),
+        **of_norms,
     )
 
 
@@ -235,7 +281,7 @@ def blank(plan: Plan, buffers: Buffers) -> None:
 
 def blank_work(work: Work, *, sums: bool = True) -> None:
     """The same for a backward loop that skips steps; `sums`: also what it adds to."""
-    for gradient in (work.dquery, work.dincorporated, *((work.dc, work.dv) if sums else ())):
+    for gradient in (work.dquery, work.dincorporated, *((work.dc, work.dv, *work[11:]) if sums else ())):
         if gradient is not None:
             gradient.zero_()
 
@@ -243,3 +289,8 @@ def blank_work(work: Work, *, sums: bool = True) -> None:
 def cast(weights: Weights, compute: torch.dtype) -> Weights:
     """The weights in the compute type, contiguous."""
     return Weights(*(None if weight is None else contiguous(as_type(weight, compute)) for weight in weights))  # pyright: ignore
+
+
+def gate_bias(b_ih: Tensor | None, b_hh: Tensor | None, cell: str) -> Tensor | None:
+    """The bias of the gates that is the same for all steps: both, unless the cell splits the gates."""
+    return b_ih if b_ih is None or b_hh is None or CELLS[cell].splits_gates else b_ih + b_hh

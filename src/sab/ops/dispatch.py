@@ -46,7 +46,7 @@ def _triton_unsupported(
     return engine_named("triton").unsupported(x, state, weights, cell_name, config)
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def triton_unavailable() -> str | None:
     """Why there are no Triton kernels, or None where there are."""
     return _triton_unavailable()
@@ -63,13 +63,18 @@ def _triton_unavailable() -> str | None:
     return None
 
 
-# Dynamo would unroll the loop over time, which takes minutes to compile.
-_uncompiled_reference: Any = torch.compiler.disable(reference.run, reason="it is a loop over time")
+# torch's compiler would unroll the loop over time, which takes minutes.
+_uncompiled_reference: Any = torch_private.uncompiled(reference.run)
+
+
+def _run_reference(*arguments: Any) -> LayerResult:
+    return (_uncompiled_reference if torch_private.is_compiler_loaded() else reference.run)(*arguments)
+
 
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(partial(operation.run, "triton"), _triton_unsupported),
     "cpu": Backend(partial(operation.run, "cpu"), cpu.unsupported),
-    "reference": Backend(_uncompiled_reference, lambda *arguments: None),
+    "reference": Backend(_run_reference, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""
 SLOW = "reference"
@@ -99,9 +104,31 @@ def recurrence(
     None for a state is a fresh one: zeros and an empty memory.
     """
     name, reason = _choose(x, state, weights, cell_name, config)
+    if name == SLOW and torch.compiler.is_exporting():
+        reasons = [f"{one}: {why}" for one, why in _refusals(x, state, weights, cell_name, config).items()]
+        raise UserValueError(
+            f"backend must be one that torch.export can record, which reference is not ({'; '.join(reasons)}).",
+            "backend",
+        )
     if reason is not None and not torch.compiler.is_compiling() and reason not in _warned:
         _warn(reason)
+    if x.shape[1] == 0:
+        return _without_rows(x, lengths, state, weights, cell_name, config)
     return BACKENDS[name].run(x, lengths, state, weights, cell_name, config)
+
+
+def _without_rows(
+    x: Tensor,
+    lengths: Tensor | None,
+    state: LayerState | None,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
+) -> LayerResult:
+    """The result for a batch of no rows, on every backend: empty, and with zeros as the gradients of all weights."""
+    result = _uncompiled_reference(x, lengths, state, weights, cell_name, config)
+    found = (weight for weight in (*weights[:4], *weights.scorer, *weights[5:]) if weight is not None)
+    return result._replace(output=result.output + 0 * sum(weight.sum() for weight in found))
 
 
 def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:
@@ -145,6 +172,14 @@ def _warn(reason: str) -> None:
     _warned.add(reason)  # not where the warning is an error
 
 
+def _refusals(
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> dict[str, str]:
+    """Why backends cannot run a call, by their names."""
+    found = {name: one.unsupported(x, state, weights, cell_name, config) for name, one in BACKENDS.items()}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
 def here() -> dict[str, tuple[bool, str]]:
     """For each backend whether it can be used on this machine, and on what, or why not."""
     return {"triton": _triton_here(), "cpu": _cpu_here(), "reference": (True, "always, on every device")}
@@ -164,4 +199,4 @@ def _triton_here() -> tuple[bool, str]:
 
 def _cpu_here() -> tuple[bool, str]:
     reason = loader.unavailable()
-    return (True, f"compiled with {loader.compiler()}") if reason is None else (False, reason)
+    return (True, loader.library().origin) if reason is None else (False, reason)

@@ -12,7 +12,7 @@ from sab.ops.arguments import Given, Parameters
 from sab.ops.buffers import Buffers, Work
 from sab.ops.plan import Plan
 from sab.ops.precision import as_type, product
-from sab.parts.registry import SCORERS
+from sab.parts.registry import CELLS, SCORERS
 
 
 class Gradients:
@@ -64,18 +64,31 @@ class Gradients:
         return self._outer(self.dgates_t, self.given.x)
 
     def w_hh(self) -> Tensor:
-        first, dhidden = self.plan.first_slots, self.work.dhidden
+        first, dhidden, mask = self.plan.first_slots, self.work.dhidden, self.parameters.h_mask
         left_t = self.dgates_t if dhidden is self.work.dgates else dhidden.t()
-        return self._outer(left_t, self.buffers.store[first : first + self.plan.steps])
+        before = self.buffers.store[first : first + self.plan.steps]
+        return self._outer(left_t, before if mask is None else before * mask)
 
     def b_ih(self) -> Tensor:
-        self.db_ih = self._total(self.work.dgates)
+        self.db_ih = self._total(self.work.dgates if self.work.db_ih is None else self.work.db_ih)
         return self.db_ih
 
     def b_hh(self) -> Tensor:
-        if self.work.dhidden is self.work.dgates and self.db_ih is not None:
-            return self.db_ih.clone()
-        return self._total(self.work.dhidden)
+        if CELLS[self.plan.cell].splits_gates:
+            return self._total(self.work.dhidden if self.work.db_hh is None else self.work.db_hh)
+        return self.b_ih() if self.db_ih is None else self.db_ih.clone()
+
+    def norm_ih(self) -> Tensor:
+        return self._of_rows(self.work.dnorm_ih)
+
+    def norm_hh(self) -> Tensor:
+        return self._of_rows(self.work.dnorm_hh)
+
+    def norm_c_weight(self) -> Tensor:
+        return self._of_rows(self.work.dnorm_c_weight)
+
+    def norm_c_bias(self) -> Tensor:
+        return self._of_rows(self.work.dnorm_c_bias)
 
     def w_memory(self) -> Tensor:
         plan = self.plan

@@ -33,14 +33,14 @@ from sab.ops.arguments import (
     split,
     unpack_buffers,
 )
-from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill
+from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill, gate_bias
+from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
 from sab.ops.gradients import Gradients, SampleGradients
 from sab.ops.plan import Plan, make_plan
 from sab.ops.precision import as_type, contiguous
 from sab.ops.results import Pass
 from sab.ops.types import LayerResult, LayerState, LayerWeights
-from sab.parts.registry import CELLS
 from sab.parts.scorers import ScorerWeights
 
 _PLAIN = frozenset((torch.nn.Parameter, type(None), Tensor))
@@ -80,14 +80,18 @@ def run(
         config.k_top,
         config.k_att,
         config.k_trunc or 0,
+        config.layer_norm,
         seen,
         precision.compute_type(x, weights),
     )
     tensors = (*given, *initial, *parameters)
-    saves = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    is_plain = _is_plain(tensors)
+    # A trace serves both modes: torch.jit.trace makes it in one and checks it in the other.
+    has_grad = torch.is_grad_enabled() or (not is_plain and torch_private.is_jit_tracing())
+    saves = has_grad and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if torch_private.are_transforms_active():
         outputs = _Transformed.apply(options, *tensors)
-    elif not _is_plain(tensors):
+    elif not is_plain:
         outputs = torch.ops.sab.recurrence.default(*tensors, *options, saves)
     elif saves:
         outputs = _Recurrence.apply(None, options, *tensors)
@@ -95,8 +99,14 @@ def run(
         with torch_private.below_autograd():
             outputs = _forward(given, initial, parameters, options, saves)
     hidden, store, c, keys, *attended = Results.of(outputs, cell_name, config.k_top)
-    after = Pass(x.shape[0], x.shape[1], config, state, seen, lengths, device_lengths, weights.w_hh.dtype)
-    return LayerResult(hidden, partial(after.state, store, c, keys), partial(after.attention, store, *attended))
+    first_numbers = state.numbers.clone() if state is not None and state.numbers.shape[1] > 0 else None
+    after = Pass(x.shape[0], x.shape[1], config, first_numbers, seen, device_lengths, weights.w_hh.dtype)
+    return LayerResult(
+        hidden,
+        partial(after.ends, store, c),
+        partial(after.memory, store, keys),
+        partial(after.attention, store, *attended),
+    )
 
 
 def _is_plain(tensors: tuple[Any, ...]) -> bool:
@@ -111,13 +121,15 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
 
 
 def _forward(given: Given, initial: Initial, parameters: Parameters, options: Options, saves: bool) -> list[Tensor]:
+    check_inputs(given, initial, parameters, options)
+    given, parameters = as_they_lie(given), as_they_lie(parameters)
     x, compute = given.x, options.compute
     plan, weights = _plan(given, initial, parameters, options), parameters.of_loops()
     loops, first_slots = engine_named(options.engine), plan.first_slots
     with precision.products(x, compute):
-        gates = F.linear(
-            contiguous(as_type(x, compute)), as_type(parameters.w_ih, compute), _gate_bias(parameters, options)
-        )
+        bias = None if options.layer_norm else gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
+        bias = None if bias is None else as_type(bias, compute)
+        gates = F.linear(contiguous(as_type(x, compute)), as_type(parameters.w_ih, compute), bias)
         buffers = allocate(plan, gates, loops.pack(plan, weights, compute), given.lengths)
         store = buffers.store
         if first_slots > 0:
@@ -133,15 +145,6 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
         # A copy, so that whoever changes the output in place changes neither the state nor what the backward reads.
         hidden = store[first_slots + 1 :].to(parameters.w_hh.dtype, copy=True)
     return pack_results(hidden, buffers, options, saves)
-
-
-def _gate_bias(parameters: Parameters, options: Options) -> Tensor | None:
-    """The bias that is the same for all steps, in the compute type."""
-    b_ih, b_hh = parameters.b_ih, parameters.b_hh
-    if b_ih is None:
-        return None
-    joined = b_ih if b_hh is None or CELLS[options.cell].splits_gates else b_ih + b_hh
-    return as_type(joined, options.compute)
 
 
 def _plan(given: Given, initial: Initial, parameters: Parameters, options: Options) -> Plan:
@@ -172,6 +175,7 @@ def _backward(
 
     samples: how many of them the rows belong to, where each has gradients of the parameters of its own; otherwise 0.
     """
+    given, parameters, outside = as_they_lie(given), as_they_lie(parameters), as_they_lie(outside)
     buffers = unpack_buffers(saved, given.lengths, options)
     plan, weights, loops = _plan_of(buffers, options), parameters.of_loops(), engine_named(options.engine)
     names = [name for name, needed in zip(INPUTS, needs, strict=True) if needed]
@@ -344,11 +348,16 @@ def _on_device(*arguments: Any) -> list[Tensor]:
 
 def _on_device_backward(*arguments: Any) -> list[Tensor]:
     outside, given, parameters, saved, options, needs = split(arguments, BACKWARD)
+    check_inputs(given, _FRESH, parameters, options)
+    buffers = unpack_buffers(saved.buffers, given.lengths, options)
+    check_saved(saved.buffers, _plan_of(buffers, options), options)
     return _backward(outside, given, parameters, saved.buffers, options, needs.needs)
 
 
 def _autograd(keyset: Any, *arguments: Any) -> Any:
     *_, options, purpose = split(arguments, FORWARD)
+    if torch_private.computes_tangents():
+        raise RuntimeError("only the layer's backend='reference' has forward-mode gradients; this call was another's.")
     if purpose.saves and torch.is_grad_enabled():
         return list(_Recurrence.apply(keyset, options, *arguments[: len(INPUTS)]))
     return torch_private.redispatch(torch.ops.sab.recurrence.default, keyset, *arguments)

@@ -6,6 +6,8 @@ the steps they have seen; what that decides (cuts, keeps, ends) is a mask over r
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +15,8 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.ops import schedule
-from sab.ops.types import LayerResult, LayerState, LayerWeights, fresh_state
+from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights, fresh_state
+from sab.parts.cells import NORM_EPSILON, linear
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights, turn
 from sab.state import Attention
@@ -28,12 +31,10 @@ def run(
     config: SABConfig,
 ) -> LayerResult:
     """Run x [T, B, input_size] from `state`, None being a fresh one; row b ends after lengths[b] steps, or T."""
-    cell = CELLS[cell_name]
     if state is None:
         state = fresh_state(x, weights, cell_name, config)
-    incorporation = INCORPORATIONS[config.incorporate]
     h, c, microstates, keys, numbers, steps, _ = state
-    x_gates = F.linear(x, weights.w_ih, weights.b_ih).to(h.dtype)
+    x_gates = linear(x, weights.w_ih, weights.b_ih, weights.norm_ih).to(h.dtype)
     outputs, reads = [], []
     for t, x_gates_t in enumerate(x_gates.unbind(0)):
         seen = steps + t
@@ -45,16 +46,7 @@ def run(
             h_in = _where_rows(cut, h.detach(), h)
             c_in = None if c is None else _where_rows(cut, c.detach(), c)
 
-        h_gates = F.linear(h_in, weights.w_hh, weights.b_hh).to(h.dtype)
-        h_new, c_new = cell.step(x_gates_t, h_gates, h_in, c_in)
-
-        read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
-        if config.k_top > 0 and microstates.shape[1] > 0:
-            incorporated = incorporation.apply(
-                h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias
-            ).to(h.dtype)
-            has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
-            h_new = torch.where(has_read, incorporated, h_new)
+        h_new, c_new, read = step(x_gates_t, h_in, c_in, seen, microstates, keys, numbers, weights, cell_name, config)
 
         keep = goes_on & schedule.keeps(seen, config.k_att)
         if config.k_top > 0 and keep.any():
@@ -70,14 +62,51 @@ def run(
         h = _where_rows(goes_on, h_new, h)
         c = None if c is None or c_new is None else _where_rows(goes_on, c_new, c)
 
-    steps = steps + (len(x) if lengths is None else lengths)
     attention = Attention(
         torch.stack([read.numbers for read in reads]),
         torch.stack([read.weights for read in reads]),
         torch.stack([read.summary for read in reads]),
     )
-    end = LayerState(h, c, microstates, keys, numbers, steps)
-    return LayerResult(torch.stack(outputs), lambda: end, lambda: attention)
+    memory = LayerMemory(microstates, keys, numbers)
+    if numbers is state.numbers:  # nothing was kept: what the caller passed in is theirs to change
+        memory = LayerMemory(*(tensor.clone() for tensor in memory))
+    ends = Ends(h, c)
+    return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
+
+
+def step(
+    x_gates: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    seen: Tensor,
+    microstates: Tensor,
+    keys: Tensor,
+    numbers: Tensor,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
+) -> tuple[Tensor, Tensor | None, Attention]:
+    """One step after `seen` ones, from the input's part of the gates: the new h and c, and what was read."""
+    cell_step = CELLS[cell_name].step
+    if weights.norm_c_weight is not None:
+        cell_step = partial(cell_step, read=partial(_normed_c, weights))
+    h_factor = h if weights.h_mask is None else h * weights.h_mask
+    h_gates = linear(h_factor, weights.w_hh, weights.b_hh, weights.norm_hh).to(h.dtype)
+    h_new, c_new = cell_step(x_gates, h_gates, h, c)
+    read = _read(h_new, seen, microstates, keys, numbers, weights.scorer, config)
+    if config.k_top > 0 and microstates.shape[1] > 0:
+        incorporated = (
+            INCORPORATIONS[config.incorporate]
+            .apply(h_new, read.summary, weights.incorporate_weight, weights.incorporate_bias)
+            .to(h.dtype)
+        )
+        has_read = (numbers >= 0).any(1, keepdim=True)  # the macrostate of a row may be empty
+        h_new = torch.where(has_read, incorporated, h_new)
+    return h_new, c_new, read
+
+
+def _normed_c(weights: LayerWeights, c: Tensor) -> Tensor:
+    return F.layer_norm(c, c.shape[-1:], weights.norm_c_weight, weights.norm_c_bias, NORM_EPSILON).to(c.dtype)
 
 
 def _read(
@@ -91,7 +120,7 @@ def _read(
 ) -> Attention:
     """Score, select, weigh and sum up the microstates for the provisional hidden state h of the step after `seen`."""
     batch, slots, _ = microstates.shape
-    k = min(config.k_top, slots)
+    k = slots if slots < config.k_top else config.k_top  # not min(), which leaves a symbol open
     if k == 0:
         return Attention(
             numbers.new_full((batch, config.k_top), -1), h.new_zeros(batch, config.k_top), torch.zeros_like(h)

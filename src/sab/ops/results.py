@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.ops import schedule
-from sab.ops.types import LayerState
+from sab.ops.types import Ends, LayerMemory
 from sab.state import Attention
 
 
@@ -23,43 +23,39 @@ class Pass(NamedTuple):
     steps: int
     batch: int
     config: SABConfig
-    before: LayerState | None
+    first_numbers: Tensor | None
+    """The numbers of the slots before it, [B, F], a copy; None where there were none."""
     seen: int
     """How many steps came before it."""
     lengths: Tensor | None
-    """On the CPU."""
-    device_lengths: Tensor | None
+    """On the device."""
     dtype: torch.dtype
     """The layer's type."""
 
     @property
     def first_slots(self) -> int:
-        return 0 if self.before is None else self.before.numbers.shape[1]
+        return 0 if self.first_numbers is None else self.first_numbers.shape[1]
 
-    def state(self, store: Tensor, c: Tensor | None, keys: Tensor | None) -> LayerState:
-        """The state after the last step. It holds copies, no part of `store`."""
-        before, first_slots, k_att = self.before, self.first_slots, self.config.k_att
+    def ends(self, store: Tensor, c: Tensor | None) -> Ends:
+        """The states after the last step: copies, no part of `store`."""
+        if self.lengths is None:
+            return Ends(store[-1].to(self.dtype, copy=True), None if c is None else c[-1].to(self.dtype, copy=True))
+        row = torch.arange(self.batch, device=store.device)
+        h = store[self.first_slots + self.lengths, row].to(self.dtype)
+        return Ends(h, None if c is None else c[self.lengths, row].to(self.dtype))
+
+    def memory(self, store: Tensor, keys: Tensor | None) -> LayerMemory:
+        """The memory after the last step. It holds no part of `store`."""
+        if self.config.k_top == 0 or keys is None:
+            nothing = store.new_zeros(self.batch, 0, store.shape[-1], dtype=self.dtype)
+            return LayerMemory(nothing, nothing[..., :0], nothing[..., 0].long())
+        first_slots, k_att = self.first_slots, self.config.k_att
+        first = schedule.kept_row(first_slots, self.seen, first_slots, k_att)
+        microstates = torch.cat([store[:first_slots], store[first::k_att]]).transpose(0, 1).to(self.dtype)
         numbers, late = self._numbers(store.device)
-        if keys is None:
-            keys = store.new_zeros(self.batch, 0, 0)  # there is no memory
-        keys = keys.to(self.dtype)
-        has_memory = self.config.k_top > 0
-        first = schedule.kept_row(first_slots, self.seen, first_slots, k_att) if has_memory else len(store)
-        microstates = [store[first::k_att].transpose(0, 1).to(self.dtype)]
-        if before is not None and first_slots > 0:
-            microstates.insert(0, before.microstates)
-        steps = torch.zeros(self.batch, dtype=torch.int64, device="cpu") if before is None else before.steps
-        if self.lengths is None or self.device_lengths is None or late is None:
-            h, c = (None if states is None else states[-1].to(self.dtype, copy=True) for states in (store, c))
-            steps = steps + self.steps
-        else:
-            row = torch.arange(self.batch, device=store.device)
-            h = store[first_slots + self.device_lengths, row].to(self.dtype)
-            c = None if c is None else c[self.device_lengths, row].to(self.dtype)
+        if late is not None:
             numbers, keys = numbers.masked_fill(late, -1), keys.masked_fill(late.unsqueeze(-1), 0.0)
-            steps = steps + self.lengths
-        assert h is not None
-        return LayerState(h, c, torch.cat(microstates, dim=1), keys, numbers, steps)
+        return LayerMemory(microstates, keys.to(self.dtype), numbers)
 
     def attention(
         self, store: Tensor, weights: Tensor | None, selected: Tensor | None, summary: Tensor | None
@@ -87,9 +83,9 @@ class Pass(NamedTuple):
         if self.config.k_top > 0:
             last = schedule.next_number(self.seen + self.steps, k_att)
         numbers = torch.arange(first, last, device=device).expand(self.batch, -1).contiguous()
-        if self.device_lengths is not None:
-            late = schedule.kept_at(numbers, k_att) - self.seen > self.device_lengths.unsqueeze(1)
+        if self.lengths is not None:
+            late = schedule.kept_at(numbers, k_att) - self.seen > self.lengths.unsqueeze(1)
             late = F.pad(late, (self.first_slots, 0))
-        if self.before is not None and self.first_slots > 0:
-            numbers = torch.cat([self.before.numbers, numbers], dim=1)
+        if self.first_numbers is not None:
+            numbers = torch.cat([self.first_numbers, numbers], dim=1)
         return numbers, late

@@ -11,7 +11,7 @@ from torch import Tensor
 from sab.config import SABConfig
 from sab.parts.registry import CELLS, SCORERS
 from sab.parts.scorers import ScorerWeights
-from sab.state import Attention, SABState
+from sab.state import Attention, Memory, SABState, plain
 
 
 class LayerWeights(NamedTuple):
@@ -24,6 +24,13 @@ class LayerWeights(NamedTuple):
     scorer: ScorerWeights
     incorporate_weight: Tensor | None
     incorporate_bias: Tensor | None
+    norm_ih: Tensor | None = None
+    norm_hh: Tensor | None = None
+    norm_c_weight: Tensor | None = None
+    norm_c_bias: Tensor | None = None
+    h_mask: Tensor | None = None
+    """No parameter: what the hidden states are multiplied with where they enter the recurrent product, [B, n]; None
+    without recurrent dropout."""
 
 
 class LayerState(NamedTuple):
@@ -42,7 +49,7 @@ class LayerState(NamedTuple):
     def of(cls, state: SABState, index: int, seen: int | None) -> LayerState:
         """The state of one layer in one direction."""
         return cls(
-            h=state.h[index],
+            h=plain(state.h)[index],
             c=None if state.c is None else state.c[index],
             microstates=state.microstates[index],
             keys=state.keys[index],
@@ -52,12 +59,31 @@ class LayerState(NamedTuple):
         )
 
 
+class Ends(NamedTuple):
+    """The states of the cell after each row's last step, [B, n]."""
+
+    h: Tensor
+    c: Tensor | None
+
+
+class LayerMemory(NamedTuple):
+    """`Memory` of one layer in one direction after the last step, without its first dimension and the steps."""
+
+    microstates: Tensor
+    keys: Tensor
+    numbers: Tensor
+
+
 class LayerResult(NamedTuple):
-    """The result of running a sequence; state and attention are made on demand, since few callers read them."""
+    """The result of running a sequence; all but the output is made on demand, since few callers read it.
+
+    It is made from nothing that a caller could have changed in place since.
+    """
 
     output: Tensor
     """Hidden states, [T, B, n]; 0 past a row's length."""
-    state: Callable[[], LayerState]
+    ends: Callable[[], Ends]
+    memory: Callable[[], LayerMemory]
     attention: Callable[[], Attention]
 
 
@@ -84,16 +110,16 @@ def fresh_state(x: Tensor, weights: LayerWeights, cell_name: str, config: SABCon
     )
 
 
-def stack_states(states: list[LayerState]) -> SABState:
-    """The state of all layers and directions."""
-    return SABState(
-        h=_stack([state.h for state in states]),
-        c=_stack([state.c for state in states if state.c is not None]) if states[0].c is not None else None,
-        microstates=_stack([state.microstates for state in states]),
-        keys=_stack([state.keys for state in states]),
-        numbers=_stack([state.numbers for state in states]),
-        steps=states[0].steps,
-    )
+def stack_ends(ends: list[Ends]) -> Ends:
+    """The ends of all layers and directions."""
+    c = [end.c for end in ends if end.c is not None]
+    return Ends(_stack([end.h for end in ends]), _stack(c) if c else None)
+
+
+def stack_memories(memories: list[LayerMemory], steps: Tensor, seen: int | None) -> Memory:
+    """The memory of all layers and directions."""
+    microstates, keys, numbers = (_stack(list(tensors)) for tensors in zip(*memories, strict=True))
+    return Memory(microstates, keys, numbers, steps, seen)
 
 
 def stack_attentions(attentions: list[Attention]) -> Attention:

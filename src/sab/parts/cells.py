@@ -1,8 +1,9 @@
 """The recurrent cells, with `torch.nn`'s equations, gate order and parameter shapes.
 
 A cell sees two linear maps, made before it is called: `x_gates` = W_ih x + b_ih and `h_gates` = W_hh h + b_hh.
-So the input's map of a whole sequence is one matrix product outside the loop over time. Each cell is written as the
-reference computes it and, below that, as the Triton kernels do; `ops/cpu/cells.h` has it in C++.
+So the input's map of a whole sequence is one matrix product outside the loop over time. With layer norm both products
+are normalised before their bias is added (`linear`). Each cell is written as the reference computes it and, below that,
+as the Triton kernels do; `ops/cpu/cells.h` has it in C++.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sab.parts.pointwise import pointwise, sigmoid, tanh, tl
 
-Step = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+Step = Callable[..., tuple[Tensor, Tensor | None]]
+NORM_EPSILON = 1e-5
+"""What layer norm adds to a variance."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor | None) -> Tensor:
+    """W x + b [..., G]; with a gain [G], the layer norm of W x in the place of W x."""
+    if gain is None:
+        return F.linear(x, weight, bias)
+    return F.layer_norm(F.linear(x, weight), gain.shape, gain, bias, NORM_EPSILON)
 
 
 class CellFunctions(NamedTuple):
@@ -40,13 +51,16 @@ class Cell(NamedTuple):
     has_c: bool
     """Whether it carries a cell state c besides the hidden state h."""
     step: Step
-    """(x_gates, h_gates, h, c) -> (provisional hidden state, c)."""
+    """(x_gates, h_gates, h, c) -> (provisional hidden state, c); with `normalises_c` there may be a fifth argument."""
     splits_gates: bool = False
     """Whether x_gates and h_gates do not enter as their sum alone, as in the GRU: then b_hh cannot be added to the
     input's part beforehand, the two have gradients of their own, and the last gate's h_gates are saved. Only such a
     cell may use h itself."""
     is_bounded: bool = False
-    """Whether its provisional hidden state is within [-1, 1] for every input where h is."""
+    """Whether its provisional hidden state is within [-1, 1] for every input where h is, layer norm or not."""
+    normalises_c: bool = False
+    """Whether layer norm is also for the cell state: then `step` takes, as `read`, a map of c to the layer
+    norm that the hidden state is made from. c itself is carried on as it is."""
     triton: CellFunctions | None = None
     """None: the Triton backend refuses the cell."""
     cpp: str | None = None
@@ -56,11 +70,13 @@ class Cell(NamedTuple):
 # LSTM
 
 
-def lstm(x_gates: Tensor, h_gates: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def lstm(
+    x_gates: Tensor, h_gates: Tensor, h: Tensor, c: Tensor | None, read: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
     assert c is not None
     i, f, g, o = (x_gates + h_gates).chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
+    return torch.sigmoid(o) * torch.tanh(c if read is None else read(c)), c
 
 
 @pointwise
@@ -149,7 +165,13 @@ def rnn_relu_backward(dh_hat, dc, gates, h, c, c_new, last, MATH):
     return dgates, dgates, 0.0 * dh_hat, dc
 
 
-LSTM = Cell(4, True, lstm, is_bounded=True, triton=CellFunctions(lstm_forward, lstm_backward), cpp="lstm")
+LSTM = Cell(
+    *(4, True, lstm),
+    is_bounded=True,
+    normalises_c=True,
+    triton=CellFunctions(lstm_forward, lstm_backward),
+    cpp="lstm",
+)
 GRU = Cell(
     3, False, gru, splits_gates=True, is_bounded=True, triton=CellFunctions(gru_forward, gru_backward), cpp="gru"
 )

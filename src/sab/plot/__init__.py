@@ -4,6 +4,10 @@ Every function returns a matplotlib `Figure`, which `figure.savefig("figure.pdf"
 given axes and returns the figure that they are part of. matplotlib comes with the extra `report`.
 """
 
+from sab.extras import require
+
+require("matplotlib")
+
 from sab.plot.traces import attention, credit_paths
 
 __all__ = ["attention", "credit_paths"]

@@ -15,6 +15,7 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 
 import sab
+from sab.errors import printable
 from sab.lab.report.page import document, explorer, live
 from sab.lab.report.page.material import Material
 from sab.lab.training import Run, train
@@ -133,10 +134,10 @@ def test_hostile_names_are_shown_as_text(open_page: Open, run_page: Path, run: R
     show_all(page)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("img, main script").count() == 0
-    assert page.evaluate("document.querySelector('h1').textContent") == str(run.path)
-    assert page.title() == str(run.path)
-    assert page.evaluate("document.querySelector('#runs td').textContent") == str(run.path)
-    assert page.evaluate("document.querySelector('#model option').textContent") == str(run.path)
+    assert page.evaluate("document.querySelector('h1').textContent") == printable(run.path)
+    assert page.title() == printable(run.path)
+    assert page.evaluate("document.querySelector('#runs td').textContent") == printable(run.path)
+    assert page.evaluate("document.querySelector('#model option').textContent") == printable(run.path)
     drawn = page.evaluate("document.querySelector('#runs .plot').data.at(-1).name")
     assert "<" not in drawn
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from sab.errors import UserError
+from sab.extras import install_command
 from sab.lab import cli
 from sab.lab.experiments import records
 from sab.lab.experiments.progress import Board
@@ -64,9 +65,7 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     monkeypatch.delitem(sys.modules, "sab.lab.experiments.cluster")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run("--on", "ray") == 2
-    assert capsys.readouterr().err == (
-        "sab: ray is missing; install the extra 'ray': pip install '.[ray]' in the repository\n"
-    )
+    assert capsys.readouterr().err == (f"sab: ray is missing; install the extra 'ray': {install_command('ray')}\n")
 
 
 def test_the_command_goes_on_with_the_same_cluster(

@@ -82,6 +82,31 @@ def assert_close(found: Any, expected: Any) -> None:
         assert found == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
 
 
+def test_a_port_in_use_is_told_of(tmp_path: Path) -> None:
+    with socket.socket() as used:
+        used.bind(("0.0.0.0", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        life = Life(words(tmp_path / "run"), tmp_path / "told", partial(be_one_of, 0, 2, port, False))
+        assert life.end() == 2
+    (sentence,) = life.told
+    assert sentence.startswith(f"sab: MASTER_PORT must be a port that is free; {port} is in use: choose another")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("WORLD_SIZE", "x"), ("WORLD_SIZE", "0"), ("RANK", "2"), ("LOCAL_RANK", ""), ("MASTER_PORT", "70000")],
+)
+def test_a_wrong_variable_is_told_of(
+    name: str, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in zip(distributed.NEEDED, ("0", "2", "0", "127.0.0.1", "29500"), strict=True):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(name, given)
+    assert cli.main(words(tmp_path / "run")) == 2
+    assert capsys.readouterr().err.startswith(f"sab: {name} must be a whole number of at least ")
+
+
 @pytest.mark.parametrize(("processes", "as_on_a_gpu"), [(2, False), (4, False), (2, True)])
 def test_several_processes_make_the_run_of_one(processes: int, as_on_a_gpu: bool, tmp_path: Path) -> None:
     lives = together(tmp_path, processes, words(tmp_path / "several"), as_on_a_gpu)

@@ -1,1 +1,5 @@
 """The commands of `sab`: each parses, calls, prints, and returns an exit status."""
+
+from sab.extras import require
+
+require("tyro", "rich")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,23 +11,22 @@ from rich.console import Console
 
 from sab.errors import UserValueError
 from sab.lab import data
-from sab.lab.commands.exits import DONE
 from sab.lab.commands.parsing import call
+from sab_cli.exits import DONE
 
 
 def data_command(arguments: Sequence[str]) -> int:
     """Get the public data sets, or list them."""
-    commands = {"get": data_get, "list": data_list}
     if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: sab data {'|'.join(commands)} [OPTIONS]\n")
-        for name, command in commands.items():
+        print(f"usage: sab data {'|'.join(COMMANDS)} [OPTIONS]\n")
+        for name, command in COMMANDS.items():
             print(f"  {name:10}{(command.__doc__ or '').splitlines()[0]}")
         print("\n`sab data get --help` shows the options.")
         return DONE
     name, *rest = arguments or [""]
-    if name not in commands:
-        raise UserValueError(f"data must be followed by {' or '.join(commands)}; got {name or 'nothing'}.")
-    return call(commands[name], rest, f"sab data {name}")
+    if name not in COMMANDS:
+        raise UserValueError(f"data must be followed by {' or '.join(COMMANDS)}; got {name or 'nothing'}.")
+    return call(COMMANDS[name], rest, f"sab data {name}")
 
 
 def data_get(
@@ -65,3 +64,7 @@ def data_list(data_dir: Path | None = None) -> int:
     for name, dataset in data.DATASETS.items():
         print(f"{name:{width}}  {data.state_of(dataset, folder).message}  ({dataset.summary})")
     return DONE
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"get": data_get, "list": data_list}
+"""What `sab data NAME` does."""

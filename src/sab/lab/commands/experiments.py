@@ -13,10 +13,10 @@ import tyro
 from rich.console import Console
 
 from sab.errors import UserValueError, check_float, check_int
-from sab.lab.commands.exits import DONE, FAILED, INTERRUPTED
 from sab.lab.commands.parsing import parse_rates, parse_seeds
 from sab.lab.files import writing
 from sab.lab.training.config import Device, resolve_device
+from sab_cli.exits import DONE, FAILED, INTERRUPTED
 
 
 def demo(out: Path | None = None, seed: int = 0) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from sab.errors import UserValueError
 from sab.lab import doctor as diagnosis
-from sab.lab.commands.exits import DONE
 from sab.lab.tasks import TASKS
 from sab.lab.training import Run
 from sab.lab.training.progress import show_seconds
+from sab_cli.exits import DONE
 
 
 def info(
@@ -26,7 +26,7 @@ def info(
         backends: Tell of each backend whether it can be used here, or why not, and which one `auto` takes.
     """
     if backends:
-        _show(_backends())
+        diagnosis.show_backends()
         return DONE
     if run is None:
         raise UserValueError("run must be given a value, or --backends; got none.", "run")
@@ -44,28 +44,8 @@ def info(
     if evaluations:
         facts["last evaluation"] = f"iteration {evaluations[-1]['step']}"
         facts |= {f"last valid {metric}": value for metric, value in evaluations[-1]["metrics"].items()}
-    _show(facts)
+    diagnosis.show(facts)
     return DONE
-
-
-def _show(facts: dict[str, Any]) -> None:
-    width = max(map(len, facts))
-    for fact, value in facts.items():
-        print(f"{fact:{width}}  {value}")
-
-
-def _backends() -> dict[str, str]:
-    """Whether each backend can be used, and which one `auto` takes for the default layer on each kind of device."""
-    import torch
-
-    from sab.layers import SABLSTM
-    from sab.ops import dispatch
-
-    facts = {name: f"{'usable' if usable else 'not usable'}: {why}" for name, (usable, why) in dispatch.here().items()}
-    for device in ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",):
-        taken = SABLSTM(128, 128, device=device).backend_for(torch.zeros(2, 1, 128, device=device))
-        facts[f"auto on {device}"] = taken
-    return facts
 
 
 def doctor(out: Path = diagnosis.RUNS, data_dir: Path | None = None) -> int:

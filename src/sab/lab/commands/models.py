@@ -9,13 +9,13 @@ from typing import Annotated
 import tyro
 
 from sab.errors import UserValueError
-from sab.lab.commands.exits import DONE
 from sab.lab.commands.parsing import RunFolder
 from sab.lab.tasks import Split, StoredTask, Task
 from sab.lab.training import Run, evaluate
 from sab.lab.training.checkpoint import load_kept, load_model
 from sab.lab.training.config import Device, resolve_device
 from sab.lab.training.evaluation import evaluate_fully
+from sab_cli.exits import DONE
 
 
 def evaluate_run(

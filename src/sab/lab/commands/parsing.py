@@ -14,6 +14,7 @@ import tyro
 
 from sab.errors import UserError, UserValueError
 from sab.lab.training.loop import check_seeds
+from sab_cli import sentences
 
 POSITIONAL = ("run", "runs", "task", "name", "file")
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -65,18 +66,19 @@ def _sentence(box: str) -> str:
     flag = re.search(r"Error parsing (\S+): ", text)
     given = re.search(r"(?:from \[|(?:int|float)\b.*?: )('.*?')(?:\]|$)", text)
     if flag and given and re.search(r"\b(int|float)\b|INT|FLOAT", text):
-        kind = "a whole number" if re.search(r"int\(\)|\bINT\b", text) else "a number"
-        return f"{flag[1]} must be {kind}{', or None' if '{None}' in text else ''}; got {given[1]}."
+        is_whole = re.search(r"int\(\)|\bINT\b", text) is not None
+        return sentences.not_a_number(flag[1], is_whole, "{None}" in text, given[1])
     choice = re.search(r"invalid choice ('.*') for argument '(.*?)'\. Expected one of \((.*?),?\)", text)
     if choice:
-        return f"{choice[2]} must be one of {choice[3].replace(chr(39), '')}; got {choice[1]}."
+        return sentences.not_a_choice(choice[2], choice[3].replace("'", "").split(", "), choice[1])
     meant = re.search(r"(?:Perhaps you meant|Arguments similar to \S+): (--?\S+)", text)
     unknown = re.search(r"Unrecognized options: (.*?)(?: ─|$)", text)
     if unknown:
-        return f"{unknown[1]} is no option of this command" + (f"; did you mean {meant[1]}?" if meant else ".")
+        first = unknown[1].split(", ")[0].partition("=")[0]
+        return sentences.not_an_option(first, [meant[1]] if meant else [])
     missing = re.search(r"Missing (?:from [\w ]+: |value for argument ')([\w-]+)", text)
     if missing:
-        return f"{missing[1]} must be given a value; got none."
+        return sentences.no_value(missing[1])
     return re.sub(r" ?─+ ?", " ", text).rstrip(".") + "."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +11,11 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from sab.errors import UserValueError
-from sab.lab.commands.exits import DONE
+from sab.errors import UserValueError, printable
 from sab.lab.commands.parsing import Picture, RunFolder, RunFolders
 from sab.lab.files import writing
 from sab.lab.training import Run
+from sab_cli.exits import DONE
 
 
 def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:
@@ -40,7 +41,7 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
         folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
         figures.save(figure, folder / name)
-        print(folder / name)
+        print(printable(folder / name))
     return DONE
 
 
@@ -130,7 +131,7 @@ def _draw(figure: Callable[[], Any], out: Path | None, default: Path) -> int:
     with writing(path, "out"):
         path.parent.mkdir(parents=True, exist_ok=True)
     save(made, path)
-    print(path)
+    print(printable(path))
     return DONE
 
 
@@ -149,8 +150,11 @@ def report(
 
     document.check_out(out)
     with Console(stderr=True).status("reading") as status:  # on a terminal alone
-        document.write(material.gather(runs), out, lambda name: status.update(Text(f"tracing {name}")))
-    print(out)
+        found = material.gather(runs)
+        document.write(found, out, lambda name: status.update(Text(f"tracing {name}")))
+    for mistake in found.left_out.values():
+        print(f"sab: left out: {mistake}", file=sys.stderr)
+    print(printable(out))
     return DONE
 
 
@@ -164,7 +168,9 @@ def watch(run: RunFolder, port: int = 8765) -> int:
     from sab.lab.report.page import live
 
     try:
-        live.serve(run, port, lambda address: print(f"{run} is at {address}; Ctrl-C ends the watch.", flush=True))
+        live.serve(
+            run, port, lambda address: print(f"{printable(run)} is at {address}; Ctrl-C ends the watch.", flush=True)
+        )
     except KeyboardInterrupt:
         print()
     return DONE

@@ -9,14 +9,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import tyro
 from rich.console import Console
 
 from sab.config import SABConfig
-from sab.errors import UserValueError, check_choice
-from sab.lab.commands.exits import DIVERGED, DONE
+from sab.errors import UserValueError, check_choice, printable
 from sab.lab.commands.parsing import parse, parse_seeds
 from sab.lab.models import ModelConfig
 from sab.lab.tasks import TASKS, Task
@@ -28,6 +27,7 @@ from sab.lab.training.loop import seed_folder
 from sab.lab.training.progress import progress_for, progress_for_each, show_headline
 from sab.lab.training.run import Result
 from sab.parts.registry import SCORERS
+from sab_cli.exits import DIVERGED, DONE
 
 TaskT = TypeVar("TaskT", bound=Task)
 
@@ -103,10 +103,10 @@ def _train_one(name: str, options: TrainOptions) -> int:
     )
     print(f"{result.message[0].upper()}{result.message[1:]}")
     if result.status == "interrupted":
-        print(f"Resume with: sab train {name} --out {shlex.quote(str(options.folder))} --resume")
+        print(f"Resume with: sab train {name} --out {_quoted(options.folder)} --resume")
         return interrupt.exit_status
     print(_on_unseen_data(options.task, result))
-    print(f"The run is in {options.folder}; see it with: sab plot {shlex.quote(str(options.folder))}")
+    print(f"The run is in {printable(options.folder)}; see it with: sab plot {_quoted(options.folder)}")
     return DIVERGED if result.status == "diverged" else DONE
 
 
@@ -126,13 +126,18 @@ def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
     for seed, result in results.items():
         print(f"Seed {seed}: {_outcome(options.task, result)}")
     statuses = {result.status for result in results.values()}
-    out = shlex.quote(str(options.folder))
+    out = _quoted(options.folder)
     if "interrupted" in statuses:
         print(f"Resume with: sab train {name} --out {out} --seeds {','.join(map(str, seeds))} --resume")
         return interrupt.exit_status
-    first = shlex.quote(str(seed_folder(options.folder, seeds[0])))
-    print(f"The runs are in {options.folder}; see the first with: sab plot {first}")
+    first = _quoted(seed_folder(options.folder, seeds[0]))
+    print(f"The runs are in {printable(options.folder)}; see the first with: sab plot {first}")
     return DIVERGED if "diverged" in statuses else DONE
+
+
+def _quoted(folder: Path) -> str:
+    """A folder as a shell takes it and a terminal shows it."""
+    return printable(shlex.quote(str(folder)))
 
 
 def _outcome(task: Task, result: Result) -> str:
@@ -170,11 +175,15 @@ REGISTRY.primitive_rule(_named_scorer)
 
 def _parse_training(name: str, arguments: Sequence[str], default: RunConfig) -> TrainOptions:
     """The options, where those that are not given are as in `default`."""
-    return parse(
-        TrainOptions[type(default.task)],
-        arguments,
-        prog=f"sab train {name}",
-        default=TrainOptions(default.task, default.model, default.training),
-        config=(tyro.conf.OmitArgPrefixes,),
-        registry=REGISTRY,
-    )
+    options = parser_options(default)
+    return parse(options.pop("f"), arguments, prog=f"sab train {name}", **options)
+
+
+def parser_options(default: RunConfig) -> dict[str, Any]:
+    """What makes tyro's parser of a task's options."""
+    return {
+        "f": TrainOptions[type(default.task)],
+        "default": TrainOptions(default.task, default.model, default.training),
+        "config": (tyro.conf.OmitArgPrefixes,),
+        "registry": REGISTRY,
+    }

@@ -18,6 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sab.extras import require
+
+require("ray")
+
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from rich.console import Console

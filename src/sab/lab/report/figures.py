@@ -13,13 +13,17 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from sab.extras import require
+
+require("matplotlib")
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from torch import Tensor
 
-from sab.errors import UserValueError
+from sab.errors import UserValueError, printable
 from sab.lab.files import replacing
 from sab.lab.report.performance import BOTH, SWEPT, Record, common_way, load, microseconds_a_step, swept_records
 from sab.lab.training import evaluation
@@ -61,7 +65,9 @@ def labelled(runs: Runs) -> dict[str, Run]:
     if isinstance(runs, Mapping):
         return {str(label): run for label, run in opened.items()}
     places = [run.path.resolve() for run in opened.values()]
-    return dict(zip(_shortest_names(places), opened.values(), strict=True))
+    # A name is no formula, though matplotlib takes what lies between two dollars for one.
+    names = [printable(name).replace("$", r"\$") for name in _shortest_names(places)]
+    return dict(zip(names, opened.values(), strict=True))
 
 
 def _shortest_names(places: Sequence[Path]) -> list[str]:
@@ -211,7 +217,10 @@ def mean_attention(run: Run) -> Tensor:
 def trace_of(run: Run, target_step: int | None = None, target_unit: int | None = None, row: int = 0) -> Trace:
     """The trace of a run's model on a sequence of the test split's first batch."""
     training, device = run.config.training, resolve_device("auto")
-    inputs, _ = run.config.task.batch(training.seed, 0, training.batch_size, "test", device, training.dtype)
+    rows, _ = evaluation.rows_of_figure(run.config.model, run.config.task, training.batch_size)
+    inputs, _ = run.config.task.batch(training.seed, 0, rows, "test", device, training.dtype)
+    if 0 <= row < rows:  # else the trace says what it may be
+        inputs, row = inputs[:, row : row + 1], 0
     return trace(load_model(run, device), inputs, target_step, target_unit, row=row)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from sab.extras import require
+
+require("rich", "safetensors", "tensorboard")
+
 from sab.lab.training.config import TrainConfig
 from sab.lab.training.evaluation import evaluate
 from sab.lab.training.loop import train, train_seeds

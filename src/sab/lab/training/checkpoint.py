@@ -295,6 +295,7 @@ def _step_of(checkpoint: Path) -> int:
 
 def _remove_others(folder: Path, needed: Collection[int | None]) -> None:
     """Removes all checkpoints but those of the needed steps, and what a crash left of one."""
+    _check_own(folder)
     with writing(folder):
         shutil.rmtree(folder / WRITING, ignore_errors=True)
         for one in _complete(folder):
@@ -305,6 +306,7 @@ def _remove_others(folder: Path, needed: Collection[int | None]) -> None:
 def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], state: TrainingState) -> None:
     """Writes a checkpoint with the tensors of each file, in one move."""
     temporary = folder / WRITING
+    _check_own(folder)
     with writing(folder):
         shutil.rmtree(temporary, ignore_errors=True)
         folder.mkdir(exist_ok=True)  # but not the run's folder: if that is gone, a user removed it
@@ -319,6 +321,14 @@ def _write(folder: Path, config: RunConfig, tensors: Mapping[str, Mapping[str, T
             sync(path)
         os.rename(temporary, _of_step(folder, state.step))
         sync(folder)
+
+
+def _check_own(folder: Path) -> None:
+    """Raises an error where a folder of checkpoints is a link: in a run from somebody else it may lead anywhere."""
+    if folder.is_symlink():
+        raise UserValueError(
+            f"{str(folder)!r} must be a folder of the run to be written to; it is a link to {os.readlink(folder)!r}."
+        )
 
 
 def _complete(folder: Path) -> list[Path]:

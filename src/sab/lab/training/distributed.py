@@ -19,7 +19,7 @@ import torch.distributed as group
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from sab.errors import UserError, UserValueError
+from sab.errors import LARGEST_INT, UserError, UserValueError
 
 T = TypeVar("T")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -52,7 +52,22 @@ def is_first() -> bool:
 
 def processes_started() -> int:
     """How many processes torchrun started for the run."""
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in NEEDED) else 1
+    if not all(name in os.environ for name in NEEDED):
+        return 1
+    processes = _from_environment("WORLD_SIZE", 1)
+    _from_environment("RANK", 0, processes - 1)
+    _from_environment("LOCAL_RANK", 0, processes - 1)
+    _from_environment("MASTER_PORT", 0, 65535)
+    return processes
+
+
+def _from_environment(name: str, minimum: int, maximum: int = LARGEST_INT) -> int:
+    """The number in an environment variable of torchrun's, which whoever starts processes without it sets by hand."""
+    given = os.environ[name]
+    if not given.isdecimal() or not minimum <= int(given) <= maximum:
+        most = "" if maximum == LARGEST_INT else f" and at most {maximum}"
+        raise UserValueError(f"{name} must be a whole number of at least {minimum}{most}; got {given!r}.")
+    return int(given)
 
 
 def is_main() -> bool:
@@ -89,7 +104,7 @@ def process_group(device: torch.device, batch_size: int) -> Iterator[torch.devic
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     with _sentence_if_lost():
-        store, rank, size = next(rendezvous("env://"))
+        store, rank, size = _rendezvous()
         # torchrun may keep its store when it restarts the processes, with the addresses of those that are gone.
         fresh = group.PrefixStore(f"sab/{os.environ.get(RESTARTS, '0')}", store)  # pyright: ignore[reportPrivateImportUsage]
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -100,6 +115,18 @@ def process_group(device: torch.device, batch_size: int) -> Iterator[torch.devic
     finally:
         _parents.clear()
     group.destroy_process_group()  # after an error the others may wait for this one, until torchrun ends them
+
+
+def _rendezvous() -> tuple[Any, int, int]:
+    """The store through which the processes find each other, which the first one opens, with the rank and the size."""
+    try:
+        return next(rendezvous("env://"))
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        advice = "choose another, as with torchrun --master-port, or let torchrun --standalone choose one"
+        port = os.environ["MASTER_PORT"]
+        raise UserValueError(f"MASTER_PORT must be a port that is free; {port} is in use: {advice}.") from error
 
 
 @contextmanager

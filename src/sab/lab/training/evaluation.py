@@ -10,11 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from sab.errors import UserValueError, check_int
-from sab.lab.models import SequenceModel
+from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.tasks import CharacterTask, Split, StoredTask, Task
 from sab.lab.training import distributed
 from sab.lab.training.config import TrainConfig
 from sab.state import SABState
+
+LONGEST = 5000
+"""How many steps a sequence may have that a figure or the report page is made from."""
+MOST_ROWS = 1000
+"""How many sequences a mean in a figure is over, at most."""
+AT_ONCE, MOST_NUMBERS = 2**24, 2**26
+"""How many numbers (hidden states, selections, weights) a figure's sequences may have that are looked at at once, and
+all of them."""
 
 
 def evaluate(
@@ -179,15 +187,39 @@ def mean_attention(model: SequenceModel, task: Task, config: TrainConfig, split:
     The model must have a memory, and the task more steps than k_att.
     """
     k_att, device = model.config.memory.k_att, next(model.parameters()).device
-    inputs, _ = task.batch(config.seed, 0, config.batch_size, split, device, config.dtype)
-    with _evaluating(model):
-        _, _, attention = model(inputs, return_attention=True)
+    rows, at_once = rows_of_figure(model.config, task, config.batch_size)
+    inputs, _ = task.batch(config.seed, 0, rows, split, device, config.dtype)
     columns = (task.attending_steps[-1] - 1) // k_att
-    numbers, selected = attention.numbers.cpu(), attention.weights.cpu()
-    none = columns  # an extra column for slots that selected nothing
-    full = selected.new_zeros(*selected.shape[:-1], columns + 1)
-    full.scatter_add_(-1, torch.where(numbers < 0, none, numbers), selected)
-    mean = full[..., :none].mean(-2).reshape(model.config.num_layers, task.steps, columns)
     attending = torch.tensor(task.attending_steps)
+    total = torch.zeros(model.config.num_layers, len(attending), columns, dtype=config.dtype)
+    for some in inputs.split(at_once, dim=1):
+        with _evaluating(model):
+            _, _, attention = model(some, return_attention=True)
+        numbers, selected = (tensor[..., attending - 1, :, :].cpu() for tensor in attention)
+        none = columns  # an extra column for slots that selected nothing
+        full = selected.new_zeros(*selected.shape[:-1], columns + 1)
+        full.scatter_add_(-1, torch.where(numbers < 0, none, numbers), selected)
+        total += full[..., :none].sum(-2).reshape(total.shape)
     kept_at = (torch.arange(columns) + 1) * k_att
-    return mean[:, attending - 1].masked_fill(kept_at >= attending[:, None], float("nan"))
+    return (total / rows).masked_fill(kept_at >= attending[:, None], float("nan"))
+
+
+def rows_of_figure(model: ModelConfig, task: Task, batch_size: int) -> tuple[int, int]:
+    """How many sequences of a batch a figure is made from, and how many of them are looked at at once.
+
+    A run's configuration may ask for any size, and its files do not tell. So there are bounds, which are far above what
+    one trains with: at a sequence that is too long or too large an error is raised; of too many there are fewer.
+    """
+    if task.steps > LONGEST:
+        raise UserValueError(
+            f"a figure must be of sequences of at most {LONGEST:,} steps; those of {task.label} have {task.steps:,}."
+        )
+    memory = model.layer_config()
+    columns = task.steps // memory.k_att
+    numbers = model.num_layers * task.steps * (model.hidden_size + memory.k_top + columns)
+    if numbers > AT_ONCE:
+        raise UserValueError(
+            f"a figure must be of models with at most {AT_ONCE:,} numbers in a sequence; with "
+            f"{task.steps:,} steps, hidden_size {model.hidden_size:,} and k_top {memory.k_top:,} there are more."
+        )
+    return min(batch_size, MOST_ROWS, MOST_NUMBERS // numbers), AT_ONCE // numbers

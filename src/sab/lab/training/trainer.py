@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
 
+from sab.errors import printable
 from sab.lab.files import writing
 from sab.lab.models import SequenceModel
 from sab.lab.tasks import Split
@@ -127,7 +128,7 @@ class Trainer:
             self._updates = self._build_updates()
         if distributed.is_first():
             self._events = self._build_events()
-        where = f" on {self.device}, into {self.run.path}"
+        where = f" on {self.device}, into {printable(self.run.path)}"
         self.progress.begin(self.config.task.headline, self.state.step, self.config.training.iterations, where)
 
     def is_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""The arguments of the compiled loops: `Arguments` of loop.cpp once more, for ctypes."""
+"""The arguments of the compiled loops: `Arguments` and `Step` of loop.cpp once more, for ctypes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import ClassVar
 
 from torch import Tensor
 
-# The members in their order. The loader refuses a library whose `Arguments` have another size.
+# The members in their order. The loader refuses a library whose structures have another size.
 SIZES = """
     steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
-    cell scorer weighting dense incorporation threads shared
+    cell scorer weighting dense incorporation threads shared input_size unpacked
 """.split()
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
     scorer_bias v w_incorporate w_incorporate_back b_incorporate
+    norm_ih norm_hh b_input norm_c_weight norm_c_bias h_mask
     store c gates hidden_new h_hat query keys weights norms summary mapped key_scale query_scale scores
+    x_normed x_scale h_normed h_scale
     selected turn_rates lengths
-    hidden_gates joined dh chain dh_hat
+    hidden_gates joined dh chain dh_hat masked
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
+    dnorm_ih dnorm_hh db_ih db_hh dnorm_c_weight dnorm_c_bias
+    x w_x b_x microstates numbers
 """.split()
 
 
@@ -31,3 +35,13 @@ class Arguments(ctypes.Structure):
         for name, value in values.items():
             if value is not None:  # the structure starts with nulls
                 setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
+
+
+class Step(ctypes.Structure):
+    """What changes from step to step of a stream."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int64) for name in ("batch", "slots", "capacity", "seen", "threads")),
+        *((name, ctypes.c_void_p) for name in ("x", "h", "c", "h_new", "c_new")),
+        *((name, ctypes.c_void_p) for name in ("microstates", "keys", "numbers")),
+    ]

@@ -24,6 +24,8 @@ template <typename T> struct CellForward {
     T *c_new;           // out, where has_c
     T *hidden_new;      // out, where splits_gates: h_gates + h_bias of the last gate
     T *h_hat;           // out: the provisional hidden state
+    // Where has_c, gain and bias of c's layer norm before it is read; null without layer norm.
+    const T *c_gain, *c_bias;
 };
 
 template <typename T> struct CellBackward {
@@ -34,6 +36,9 @@ template <typename T> struct CellBackward {
     T *dgates;    // out: the gradient of the input's part
     T *dh_gates;  // out, where splits_gates: the gradient of h_gates, which is dgates elsewhere
     T *dh;        // out, where reads_h: the gradient of h other than through the gates
+    const T *c_gain, *c_bias;  // as in the forward
+    T *dc_gain, *dc_bias;      // with layer norm of c: their gradients are added
+    T *normed_c, *dread;       // scratch of n entries each
 };
 
 struct LSTM {
@@ -52,21 +57,50 @@ struct LSTM {
             s.c_new[j] = f * s.c[j] + i * g;
             s.h_hat[j] = o * hyperbolic_tangent(s.c_new[j]);
         }
+        if (s.c_gain == nullptr) return;
+        normalise(s.c_new, s.h_hat, n);
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++)
+            s.h_hat[j] = s.gates[3 * n + j] * hyperbolic_tangent(s.c_gain[j] * s.h_hat[j] + s.c_bias[j]);
     }
 
     template <typename T> static void backward(const CellBackward<T> s) {
         const int64_t n = s.n;
+        if (s.c_gain != nullptr) return normed_backward(s);
 #pragma omp simd
         for (int64_t j = 0; j < n; j++) {
-            T i = s.gates[j], f = s.gates[n + j], g = s.gates[2 * n + j], o = s.gates[3 * n + j];
-            T bounded = hyperbolic_tangent(s.c_new[j]);
+            T o = s.gates[3 * n + j], bounded = hyperbolic_tangent(s.c_new[j]);
             T dc_new = s.dc[j] + s.dh_hat[j] * o * (1 - bounded * bounded);
-            s.dgates[j] = dc_new * g * i * (1 - i);
-            s.dgates[n + j] = dc_new * s.c[j] * f * (1 - f);
-            s.dgates[2 * n + j] = dc_new * i * (1 - g * g);
             s.dgates[3 * n + j] = s.dh_hat[j] * bounded * o * (1 - o);
-            s.dc[j] = dc_new * f;
+            into_c(s, j, dc_new);
         }
+    }
+
+  private:
+    // The same where what is read of c is normalised.
+    template <typename T> static void normed_backward(const CellBackward<T> s) {
+        const int64_t n = s.n;
+        T scale = normalise(s.c_new, s.normed_c, n);
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) {
+            T o = s.gates[3 * n + j], bounded = hyperbolic_tangent(s.c_gain[j] * s.normed_c[j] + s.c_bias[j]);
+            s.dread[j] = s.dh_hat[j] * o * (1 - bounded * bounded);
+            s.dgates[3 * n + j] = s.dh_hat[j] * bounded * o * (1 - o);
+            s.dc_bias[j] += s.dread[j];
+        }
+        normalise_backward(s.dread, s.normed_c, s.c_gain, scale, s.dc_gain, n);
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) into_c(s, j, s.dc[j] + s.dread[j]);
+    }
+
+    // From the whole gradient of c_new to those of what it was made from.
+    template <typename T> static inline void into_c(const CellBackward<T> &s, int64_t j, T dc_new) {
+        const int64_t n = s.n;
+        T i = s.gates[j], f = s.gates[n + j], g = s.gates[2 * n + j];
+        s.dgates[j] = dc_new * g * i * (1 - i);
+        s.dgates[n + j] = dc_new * s.c[j] * f * (1 - f);
+        s.dgates[2 * n + j] = dc_new * i * (1 - g * g);
+        s.dc[j] = dc_new * f;
     }
 };
 

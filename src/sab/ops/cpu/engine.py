@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.config import SABConfig
-from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
+from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
 from sab.ops.plan import Plan, turn_rates_of, unfit
@@ -36,7 +37,7 @@ def unsupported(
     return no_plan(x, state, weights) or _missing(*config.part_names(cell_name))
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
     """Why there is no library with these parts, or None where there is one."""
     names = cell, scorer, *others
@@ -66,16 +67,19 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     store = buffers.store
     weights = cast(weights, store.dtype)
     w_hh = weights.w_hh
-    arguments = _arguments(plan, weights)
+    arguments = arguments_of(plan, weights)
     bias = store.new_zeros(len(w_hh)) if weights.b_hh is None else weights.b_hh
     packed = {"w_hidden": _pack(w_hh, transposed=True)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
         packed["w_query"] = _pack(weights.w_query, transposed=True)
         packed["w_memory"] = _pack(weights.w_memory, transposed=True)
-    scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh))}
+    scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(weights)}
     if weights.w_incorporate is not None:
         packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
+    if plan.config.layer_norm:
+        joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
+        scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
     arguments.set(**buffers._asdict(), **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
     _run("forward", store.dtype, arguments, w_hh.nbytes)
 
@@ -86,12 +90,13 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     store = buffers.store
     weights = cast(weights, store.dtype)
     w_hh = weights.w_hh
-    arguments = _arguments(plan, weights)
+    arguments = arguments_of(plan, weights)
     packed = {"w_hidden_back": _pack(w_hh, transposed=False)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
         packed["w_query_back"] = _pack(weights.w_query, transposed=False)
         packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
     scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat")}
+    scratch |= _masked(weights)
     if weights.w_incorporate is not None:
         packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
@@ -103,7 +108,8 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     _run("backward", store.dtype, arguments, w_hh.nbytes)
 
 
-def _arguments(plan: Plan, weights: Weights) -> Arguments:
+def arguments_of(plan: Plan, weights: Weights) -> Arguments:
+    """The sizes, the parts and the weights that are not packed."""
     config, bias = plan.config, weights.scorer_bias
     arguments = Arguments()
     cell, scorer, weighting, incorporation = map(_index, registry.PARTS, config.part_names(plan.cell))
@@ -126,36 +132,47 @@ def _arguments(plan: Plan, weights: Weights) -> Arguments:
         incorporation=incorporation,
         scorer_bias=bias,
         v=weights.v,
+        h_mask=weights.h_mask,
     )
+    if plan.config.layer_norm:
+        arguments.set(**{name: value for name, value in weights._asdict().items() if name.startswith("norm_")})
     if plan.is_affine:
         arguments.set(w_query=weights.w_query, w_memory=weights.w_memory)
     arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
 
 
+def _masked(weights: Weights) -> dict[str, Tensor]:
+    """Scratch for the masked hidden states of a step, or their gradients, where there is a mask."""
+    return {} if weights.h_mask is None else {"masked": torch.empty_like(weights.h_mask)}
+
+
 def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int) -> None:
     """Run a pass on torch's number of threads."""
     arguments.set(threads=torch.get_num_threads(), shared=weights_bytes > LARGEST_OWN_WEIGHTS)
-    if _function(direction, dtype)(ctypes.byref(arguments)) != 0:
+    if function(direction, dtype)(ctypes.byref(arguments)) != 0:
         raise RuntimeError(f"the compiled {direction} pass refused its arguments: a part is not in the library.")
 
 
 @cache
-def _function(name: str, dtype: torch.dtype) -> Any:
-    function = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    function.restype = None if name == "pack" else ctypes.c_int64
+def function(name: str, dtype: torch.dtype) -> Any:
+    """A compiled function by its name, for numbers of this type."""
+    found = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    found.restype = None if name == "pack" else ctypes.c_int64
     if name in ("forward", "backward"):
-        function.argtypes = [ctypes.c_void_p]
+        found.argtypes = [ctypes.c_void_p]
+    elif name == "step":
+        found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     elif name == "pack":
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-    return function
+        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+    return found
 
 
 def _pack(weight: Tensor, transposed: bool) -> Tensor:
     """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels."""
     inner, outer = weight.shape[::-1] if transposed else weight.shape
-    columns = _function("columns", weight.dtype)()
+    columns = function("columns", weight.dtype)()
     panels = -(-outer // columns)
     packed = weight.new_empty(panels * inner * columns)
-    _function("pack", weight.dtype)(weight.data_ptr(), inner, outer, transposed, packed.data_ptr())
+    function("pack", weight.dtype)(weight.data_ptr(), inner, outer, transposed, packed.data_ptr())
     return packed

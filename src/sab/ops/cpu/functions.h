@@ -91,6 +91,40 @@ inline float tangent_dot(const float *v, const float *a, const float *b, int64_t
     return sum;
 }
 
+// Layer norm of a vector without gain and bias: fills `normed`, returns what the differences from the mean were
+// multiplied with. NORM_EPSILON of sab/parts/cells.py keeps it finite.
+template <typename T> T normalise(const T *x, T *normed, int64_t size) {
+    T sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < size; j++) sum += x[j];
+    T mean = sum / T(size);
+#pragma omp simd reduction(+ : squares)
+    for (int64_t j = 0; j < size; j++) {
+        normed[j] = x[j] - mean;
+        squares += normed[j] * normed[j];
+    }
+    T scale = 1 / std::sqrt(squares / T(size) + T(1e-5));
+#pragma omp simd
+    for (int64_t j = 0; j < size; j++) normed[j] *= scale;
+    return scale;
+}
+
+// Turns the gradient d of gain * normed into that of x, in place, and adds the gain's to dgain.
+template <typename T>
+void normalise_backward(T *d, const T *normed, const T *gain, T scale, T *dgain, int64_t size) {
+    T sum = 0, along = 0;
+#pragma omp simd reduction(+ : sum, along)
+    for (int64_t j = 0; j < size; j++) {
+        dgain[j] += d[j] * normed[j];
+        d[j] *= gain[j];
+        sum += d[j];
+        along += d[j] * normed[j];
+    }
+    T mean = sum / T(size), share = along / T(size);
+#pragma omp simd
+    for (int64_t j = 0; j < size; j++) d[j] = scale * (d[j] - mean - share * normed[j]);
+}
+
 template <typename T> void add_scaled(T *out, T scale, const T *a, int64_t size) {
 #pragma omp simd
     for (int64_t j = 0; j < size; j++) out[j] += scale * a[j];

@@ -33,19 +33,31 @@ struct Arguments {
     int64_t cell, scorer, weighting, dense, incorporation;
     // How many threads there may be, and whether they share products.
     int64_t threads, shared;
+    // For a step of a stream: entries of an input; whether weights are as they are and not packed.
+    int64_t input_size, unpacked;
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
+    // Gains of the layer norm of the two products, the bias of the input's, gain and bias of that of c; the mask of
+    // recurrent dropout, [row, n]. Null without these options.
+    const void *norm_ih, *norm_hh, *b_input, *norm_c_weight, *norm_c_bias, *h_mask;
     // Forward: gates come in as the input's part and go out as activations.
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary, *mapped;
     void *key_scale, *query_scale, *scores;
+    void *x_normed, *x_scale, *h_normed, *h_scale;
     int32_t *selected;
     const int32_t *turn_rates;  // of the entries of keys and queries; see sab/parts/scorers.py
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch.
-    void *hidden_gates, *joined, *dh, *chain, *dh_hat;
+    void *hidden_gates, *joined, *dh, *chain, *dh_hat, *masked;
     // Backward; dstore, dkeys, dsummary and dweights come in as the gradients from outside.
     void *dstore, *dc, *dcells, *dgates, *dhidden, *dquery, *dkeys, *dsummary, *dweights, *dincorporated, *dv;
+    void *dnorm_ih, *dnorm_hh, *db_ih, *db_hh, *dnorm_c_weight, *dnorm_c_bias;
+    // A step of a stream, null elsewhere: the inputs, from which the gates are made here, and the memory, [row, slot, n]
+    // with room for `slots` of them, as `keys` and the numbers are.
+    const void *x, *w_x, *b_x;
+    void *microstates;
+    int64_t *numbers;
 };
 
 // Whether the library has the parts that the arguments name.
@@ -74,6 +86,22 @@ template <typename T> struct Best {
         scores[place] = score;
         slots[place] = static_cast<int32_t>(slot);
     }
+
+    // The scores of slots 0 to count - 1, in their order. Most are too low: a block without a high one is passed over.
+    void insert_all(const T *all, int64_t count) {
+        constexpr int64_t block = 32;
+        for (int64_t slot = 0; slot < count; slot += block) {
+            int64_t end = std::min(slot + block, count);
+            if (found == k_top && end == slot + block) {
+                T lowest = scores[found - 1];
+                int higher = 0;
+#pragma omp simd reduction(| : higher)
+                for (int64_t j = 0; j < block; j++) higher |= all[slot + j] > lowest;
+                if (!higher) continue;
+            }
+            for (int64_t j = slot; j < end; j++) insert(all[j], j);
+        }
+    }
 };
 
 // One thread's share of a pass: all steps of `rows` rows from row `first` on.
@@ -81,19 +109,23 @@ template <typename T> class Pass {
     const Arguments &a;
     const Schedule schedule;
     const int64_t thread, threads, first, rows, n, d, gate_size;
-    const bool query_cancels;
+    const bool query_cancels, splits_gates;
     std::vector<T> scores;  // of all slots of one row
     std::vector<T> scratch, total;  // for one key or query
     std::vector<T> cosines, sines;  // of the angles by which pairs of entries are turned at the present step
+    std::vector<T> normed_c, dread;  // of one row's layer norm of c
 
   public:
     Pass(const Arguments &a, int64_t thread, int64_t threads)
-        : a(a), schedule(a.k_top, a.k_att, a.k_trunc, a.seen, a.first_slots), thread(thread), threads(threads),
+        : a(a), schedule(a.k_top, a.k_att, a.k_trunc, a.seen, a.first_slots, a.microstates == nullptr ? a.first_slots : 0),
+          thread(thread), threads(threads),
           first(a.batch * thread / threads), rows(a.batch * (thread + 1) / threads - first), n(a.n), d(a.key_size),
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
           query_cancels(a.k_top > 0 &&
                         visit(Scorers{}, a.scorer, [](auto scorer) { return scorer.query_cancels; })),
-          scores(a.slots + 1), scratch(d), total(d), cosines(d / 2), sines(d / 2) {}
+          splits_gates(visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; })),
+          scores(schedule.slots_at(a.steps) + 1), scratch(d), total(d), cosines(d / 2), sines(d / 2),
+          normed_c(a.norm_c_weight == nullptr ? 0 : n), dread(normed_c.size()) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
@@ -107,8 +139,9 @@ template <typename T> class Pass {
                 for (int64_t slot = 0; slot < a.first_slots; slot++)
                     best[row].insert(*key(a.keys, first + row, slot), slot);
             }
+        if (a.x != nullptr) input_forward();
         for (int64_t t = 0; t < a.steps; t++) {
-            product(gate_size, n, hidden(a.store, t - 1, 0), n, a.w_hidden, hidden_gates, gate_size, false);
+            product(gate_size, n, entering(t), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
             face(t);
             int64_t used = schedule.slots_at(t);
@@ -125,6 +158,11 @@ template <typename T> class Pass {
                 if (ended(t, first + row)) memset(h_new + row * n, 0, n * sizeof(T));
             if (schedule.keeps(t)) {
                 keep_forward(t, used);
+                if (a.microstates != nullptr)
+                    for (int64_t row = 0; row < rows; row++) {
+                        memcpy(const_cast<T *>(microstate(first + row, used)), h_new + row * n, n * sizeof(T));
+                        a.numbers[(first + row) * a.slots + used] = schedule.number(t);
+                    }
                 if (query_cancels)
                     for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, used), used);
             }
@@ -155,9 +193,15 @@ template <typename T> class Pass {
             if (schedule.cuts_before(t)) {
                 std::fill(chain, chain + rows * n, T(0));
                 if (a.dc != nullptr) memset(at(a.dc, 0, first, n), 0, rows * n * sizeof(T));
-            } else {
+            } else if (a.h_mask == nullptr) {
                 product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back, at(a.chain, 0, 0, n),
                         n, reads_h);
+            } else {
+                if (!reads_h) std::fill(chain, chain + rows * n, T(0));
+                product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back,
+                        at(a.masked, 0, 0, n), n, false);
+                const T *mask = weight(a.h_mask) + first * n, *dmasked = at(a.masked, 0, first, n);
+                for (int64_t j = 0; j < rows * n; j++) chain[j] += mask[j] * dmasked[j];
             }
         }
         T *dh_first = hidden(a.dstore, -1, first);
@@ -172,6 +216,10 @@ template <typename T> class Pass {
     // A row of the hidden states, or of their gradients, after step t.
     T *hidden(void *base, int64_t t, int64_t row) const { return at(base, schedule.stored(t), row, n); }
     T *key(void *base, int64_t row, int64_t slot) const { return static_cast<T *>(base) + (row * a.slots + slot) * d; }
+    const T *microstate(int64_t row, int64_t slot) const {
+        if (a.microstates == nullptr) return at(a.store, schedule.microstate(slot), row, n);
+        return static_cast<T *>(a.microstates) + (row * a.slots + slot) * n;
+    }
     // Of a scorer that normalises: 1 / the length of W_m m, and what the terms of a score are multiplied with.
     T &key_scale(int64_t row, int64_t slot) const { return static_cast<T *>(a.key_scale)[row * a.slots + slot]; }
     T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *at(a.query_scale, t, row, 1); }
@@ -209,25 +257,75 @@ template <typename T> class Pass {
     }
 
     // C (+)= A B for this thread's rows, or its columns where products are shared; A and C from the batch's first row.
+    // A factor that is not packed is never added to (see `multiply_unpacked`).
     void product(int64_t n_size, int64_t k_size, const T *left, int64_t left_stride, const void *packed, T *out,
                  int64_t out_stride, bool accumulate) const {
-        if (!a.shared) {
-            multiply<T>(rows, n_size, k_size, left + first * left_stride, left_stride, packed, out + first * out_stride,
-                        out_stride, accumulate);
-            return;
-        }
+        auto some = [&](int64_t m_size, int64_t n_size, const T *left, const T *factor, T *out) {
+            if (a.unpacked)
+                multiply_unpacked<T>(m_size, n_size, k_size, left, left_stride, factor, out, out_stride);
+            else
+                multiply<T>(m_size, n_size, k_size, left, left_stride, factor, out, out_stride, accumulate);
+        };
+        if (!a.shared) return some(rows, n_size, left + first * left_stride, weight(packed), out + first * out_stride);
         constexpr int64_t columns = Panel<T>::COLUMNS;
         int64_t panels = (n_size + columns - 1) / columns;
         int64_t from = panels * thread / threads * columns;
         int64_t to = std::min(panels * (thread + 1) / threads * columns, n_size);
         meet();
-        if (to > from)
-            multiply<T>(a.batch, to - from, k_size, left, left_stride, static_cast<const T *>(packed) + from * k_size,
-                        out + from, out_stride, accumulate);
+        if (to > from) some(a.batch, to - from, left, weight(packed) + from * k_size, out + from);
         meet();
     }
 
-    void cell_forward(int64_t t, int64_t row, const T *h_gates) const {
+    // The inputs' part of the gates, in a step of a stream.
+    void input_forward() const {
+        product(gate_size, a.input_size, weight(a.x), a.input_size, a.w_x, at(a.gates, 0, 0, gate_size), gate_size, false);
+        for (int64_t row = first; row < first + rows; row++) {
+            add_scaled(at(a.gates, 0, row, gate_size), T(1), weight(a.b_x), gate_size);
+            if (!splits_gates) add_scaled(at(a.gates, 0, row, gate_size), T(1), weight(a.b_hidden), gate_size);
+        }
+    }
+
+    // What enters the recurrent product of step t, from the batch's first row on: the hidden states before it, masked
+    // where there is a mask.
+    const T *entering(int64_t t) const {
+        if (a.h_mask == nullptr) return hidden(a.store, t - 1, 0);
+        const T *mask = weight(a.h_mask) + first * n, *h = hidden(a.store, t - 1, first);
+        T *masked = at(a.masked, 0, first, n);
+        for (int64_t j = 0; j < rows * n; j++) masked[j] = mask[j] * h[j];
+        return at(a.masked, 0, 0, n);
+    }
+
+    // Layer norm of a row's two products, in place.
+    void normalise_gates(int64_t t, int64_t row, T *x_gates, T *h_gates) const {
+        T *x_normed = at(a.x_normed, t, row, gate_size), *h_normed = at(a.h_normed, t, row, gate_size);
+        T &x_scale = *at(a.x_scale, t, row, 1), &h_scale = *at(a.h_scale, t, row, 1);
+        if (ended(t, row)) {
+            x_scale = h_scale = 0;
+            for (T *normed : {x_normed, h_normed}) memset(normed, 0, gate_size * sizeof(T));
+            return;
+        }
+        x_scale = normalise(x_gates, x_normed, gate_size);
+        h_scale = normalise(h_gates, h_normed, gate_size);
+        const T *x_gain = weight(a.norm_ih), *h_gain = weight(a.norm_hh), *bias = weight(a.b_input);
+#pragma omp simd
+        for (int64_t j = 0; j < gate_size; j++) {
+            x_gates[j] = x_gain[j] * x_normed[j] + bias[j];
+            h_gates[j] = h_gain[j] * h_normed[j];
+        }
+    }
+
+    // The gradients of the products, in the place of those of their layer norms.
+    void normalise_gates_backward(int64_t t, int64_t row, T *dgates, T *dh_gates) const {
+        if (!splits_gates) memcpy(dh_gates, dgates, gate_size * sizeof(T));
+        add_scaled(at(a.db_ih, 0, row, gate_size), T(1), dgates, gate_size);
+        if (splits_gates) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), dh_gates, gate_size);
+        normalise_backward(dgates, at(a.x_normed, t, row, gate_size), weight(a.norm_ih), *at(a.x_scale, t, row, 1),
+                           at(a.dnorm_ih, 0, row, gate_size), gate_size);
+        normalise_backward(dh_gates, at(a.h_normed, t, row, gate_size), weight(a.norm_hh), *at(a.h_scale, t, row, 1),
+                           at(a.dnorm_hh, 0, row, gate_size), gate_size);
+    }
+
+    void cell_forward(int64_t t, int64_t row, T *h_gates) const {
         CellForward<T> s{n,
                          at(a.gates, t, row, gate_size),
                          h_gates,
@@ -236,14 +334,17 @@ template <typename T> class Pass {
                          at(a.c, t, row, n),
                          at(a.c, t + 1, row, n),
                          at(a.hidden_new, t, row, n),
-                         at(a.h_hat, t, row, n)};
+                         at(a.h_hat, t, row, n),
+                         weight(a.norm_c_weight),
+                         weight(a.norm_c_bias)};
+        if (a.norm_ih != nullptr) normalise_gates(t, row, s.gates, h_gates);
         if (!ended(t, row)) return visit(Cells{}, a.cell, [&](auto cell) { cell.forward(s); });
         memset(s.gates, 0, gate_size * sizeof(T));
         for (T *states : {s.h_hat, s.c_new, s.hidden_new})
             if (states != nullptr) memset(states, 0, n * sizeof(T));
     }
 
-    void cell_backward(int64_t t, int64_t row, const T *dh_hat, T *chain) const {
+    void cell_backward(int64_t t, int64_t row, const T *dh_hat, T *chain) {
         CellBackward<T> s{n,
                           at(a.gates, t, row, gate_size),
                           hidden(a.store, t - 1, row),
@@ -254,9 +355,16 @@ template <typename T> class Pass {
                           at(a.dc, 0, row, n),
                           at(a.dgates, t, row, gate_size),
                           at(a.dhidden, t, row, gate_size),
-                          chain};
+                          chain,
+                          weight(a.norm_c_weight),
+                          weight(a.norm_c_bias),
+                          at(a.dnorm_c_weight, 0, row, n),
+                          at(a.dnorm_c_bias, 0, row, n),
+                          normed_c.data(),
+                          dread.data()};
         if (a.dcells != nullptr) add_scaled(s.dc, T(1), at(a.dcells, t, row, n), n);
         visit(Cells{}, a.cell, [&](auto cell) { cell.backward(s); });
+        if (a.norm_ih != nullptr) normalise_gates_backward(t, row, s.dgates, s.dh_gates);
     }
 
     // The queries of a step, where they are vectors.
@@ -286,14 +394,14 @@ template <typename T> class Pass {
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
                 const T *query = at(a.query, t, row, d), *v = weight(a.v);
-                if constexpr (scorer.normalises) scaled_query(t, row);
-                for (int64_t slot = 0; slot < used; slot++)
-                    if constexpr (scorer.normalises)
-                        scores[slot] = dot(key(a.keys, row, slot), scratch.data(), d);
-                    else
+                if constexpr (scorer.normalises) scaled_query(t, row), query = scratch.data();
+                if constexpr (scorer.is_product)
+                    multiply_unpacked(1, used, d, query, d, key(a.keys, row, 0), scores.data(), used);
+                else
+                    for (int64_t slot = 0; slot < used; slot++)
                         scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
                 Best<T> found{a.k_top, weights, selected};
-                for (int64_t slot = 0; slot < used; slot++) found.insert(scores[slot], slot);
+                found.insert_all(scores.data(), used);
                 if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
             }
         });
@@ -302,10 +410,10 @@ template <typename T> class Pass {
         memset(summary, 0, n * sizeof(T));
         if (a.dense)
             for (int64_t slot = 0; slot < used; slot++)
-                add_scaled(summary, scores[slot], at(a.store, schedule.microstate(slot), row, n), n);
+                add_scaled(summary, scores[slot], microstate(row, slot), n);
         else
             for (int64_t i = 0; i < k; i++)
-                add_scaled(summary, weights[i], at(a.store, schedule.microstate(selected[i]), row, n), n);
+                add_scaled(summary, weights[i], microstate(row, selected[i]), n);
     }
 
     void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) {
@@ -409,7 +517,7 @@ template <typename T> class Pass {
                 if constexpr (scorer.normalises)
                     for (int64_t row = first; row < first + rows; row++) {
                         T scale = inverse_length(key(a.keys, row, slot), d);
-                        key_scale(row, slot) = scale;
+                        if (a.key_scale != nullptr) key_scale(row, slot) = scale;
                         for (int64_t j = 0; j < d; j++) key(a.keys, row, slot)[j] *= scale;
                         turn(key(a.keys, row, slot), T(1));
                     }
@@ -455,6 +563,52 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
     return 0;
 }
 
+// What changes from step to step of a stream.
+struct Step {
+    int64_t batch, slots, capacity, seen, threads;
+    const void *x, *h, *c;
+    void *h_new, *c_new, *microstates, *keys;
+    int64_t *numbers;
+};
+
+// One step of a stream: a pass of one step without a backward, with buffers of its own, after which the memory has the
+// microstate that was kept. Returns 0, 1 as `run`, or 2 where the input has NaN in it; then nothing has been written.
+template <typename T> int64_t step(const Arguments &layer, const Step &s) {
+    if (!check(layer)) return 1;
+    const T *x = static_cast<const T *>(s.x);
+    bool is_nan = false;
+#pragma omp simd reduction(| : is_nan)
+    for (int64_t j = 0; j < s.batch * layer.input_size; j++) is_nan |= x[j] != x[j];
+    if (is_nan) return 2;
+    Arguments a = layer;
+    a.steps = 1, a.batch = s.batch, a.first_slots = s.slots, a.slots = s.capacity, a.seen = s.seen;
+    a.threads = a.shared ? s.threads : std::min(s.threads, s.batch);
+    a.k_top = std::min(a.k_top, s.slots + 1);  // there are never more; one at least, without which there is no memory
+    a.x = s.x, a.microstates = s.microstates, a.keys = s.keys, a.numbers = s.numbers;
+    int64_t n = a.n, gate_size = n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; });
+    int64_t state_size = s.batch * n;
+    static thread_local std::vector<T> buffers;
+    static thread_local std::vector<int32_t> selected;
+    int64_t reads = s.batch * a.k_top, keys = s.batch * a.key_size;
+    buffers.resize(state_size * 10 + 2 * s.batch * gate_size + keys + 2 * reads + 2 * s.batch);
+    selected.resize(reads);
+    T *free = buffers.data();
+    auto take = [&](int64_t size) { return std::exchange(free, free + size); };
+    T *store = take(2 * state_size), *c = take(2 * state_size);
+    memcpy(store, s.h, state_size * sizeof(T));
+    if (s.c != nullptr) memcpy(c, s.c, state_size * sizeof(T));
+    a.store = store, a.c = c, a.gates = take(s.batch * gate_size), a.hidden_gates = take(s.batch * gate_size);
+    a.hidden_new = take(state_size), a.h_hat = take(state_size), a.summary = take(state_size);
+    a.mapped = take(state_size), a.joined = take(2 * state_size), a.query = take(keys);
+    a.weights = take(reads), a.scores = take(reads), a.norms = take(s.batch), a.query_scale = take(s.batch);
+    a.selected = selected.data();
+    run<T>(a, true);
+    memcpy(s.h_new, store + state_size, state_size * sizeof(T));
+    if (s.c_new != nullptr) memcpy(s.c_new, c + state_size, state_size * sizeof(T));
+    return 0;
+}
+
+extern "C" int64_t sab_step_size() { return sizeof(Step); }
 extern "C" int64_t sab_arguments_size() { return sizeof(Arguments); }
 
 // The names of all parts of a kind in the order of their indices, separated by spaces; null for an unknown kind.
@@ -474,7 +628,8 @@ extern "C" const char *sab_parts(const char *kind) {
         pack(b, k_size, n_size, transposed, packed);                                                                   \
     }                                                                                                                  \
     extern "C" int64_t sab_forward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, true); }          \
-    extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }
+    extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }         \
+    extern "C" int64_t sab_step_##TYPE(const Arguments *layer, const Step *now) { return step<TYPE>(*layer, *now); }
 
 EXPORT(float)
 EXPORT(double)

@@ -1,9 +1,11 @@
-// Matrix products whose right factor, a weight, is packed into panels beforehand.
+// Matrix products with weights that are packed into panels: beforehand where many products follow, else on the way.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #if defined(__AVX512F__)
 constexpr int VECTOR_BYTES = 64, ROWS = 8, VECTORS = 3;
@@ -18,15 +20,72 @@ template <typename T> struct Panel {
     static constexpr int LANES = VECTOR_BYTES / sizeof(T), COLUMNS = LANES * VECTORS;
 };
 
+// Two vectors as one, with the lanes of the list; those of b are counted on from those of a.
+template <typename Vector, int... lane> Vector shuffled(Vector a, Vector b, std::integer_sequence<int, lane...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, lane...);
+#else
+    return __builtin_shuffle(a, b, decltype(a == b){lane...});
+#endif
+}
+// Lists of lanes: a0 b0 a1 b1 ... of the first or second halves, and every other one of both.
+template <int... lane> constexpr auto interleaved(std::integer_sequence<int, lane...>, std::integer_sequence<int, 0>) {
+    return std::integer_sequence<int, (lane / 2 + lane % 2 * int(sizeof...(lane)))...>{};
+}
+template <int... lane> constexpr auto interleaved(std::integer_sequence<int, lane...>, std::integer_sequence<int, 1>) {
+    constexpr int lanes = sizeof...(lane);
+    return std::integer_sequence<int, (lanes / 2 + lane / 2 + lane % 2 * lanes)...>{};
+}
+template <int first, int... lane> constexpr auto alternate(std::integer_sequence<int, lane...>) {
+    return std::integer_sequence<int, (2 * lane + first)...>{};
+}
+template <typename T> using Lanes = std::make_integer_sequence<int, Panel<T>::LANES>;
+
+// A square of the matrix B, as many rows as a vector has lanes, as its transpose.
+template <typename T> void transpose_square(const T *b, int64_t b_stride, T *out, int64_t out_stride) {
+    using Vector = typename Panel<T>::Vector;
+    constexpr int lanes = Panel<T>::LANES;
+    Vector rows[lanes], mixed[lanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; i++) rows[i] = *reinterpret_cast<const Vector *>(b + i * b_stride);
+#pragma GCC unroll 4
+    for (int size = 1; size < lanes; size *= 2) {  // each turn doubles the pieces that are in place
+#pragma GCC unroll 8
+        for (int i = 0; i < lanes / 2; i++) {
+            mixed[2 * i] = shuffled(rows[i], rows[i + lanes / 2], interleaved(Lanes<T>{}, std::integer_sequence<int, 0>{}));
+            mixed[2 * i + 1] =
+                shuffled(rows[i], rows[i + lanes / 2], interleaved(Lanes<T>{}, std::integer_sequence<int, 1>{}));
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes; i++) rows[i] = mixed[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; i++) *reinterpret_cast<Vector *>(out + i * out_stride) = rows[i];
+}
+
 // B [K, N] (or its transpose) in panels of COLUMNS columns, [panel, K, COLUMNS], the last one filled up with zeros.
 template <typename T> void pack(const T *b, int64_t k_size, int64_t n_size, bool transposed, T *packed) {
-    constexpr int columns = Panel<T>::COLUMNS;
-    for (int64_t first = 0; first < n_size; first += columns)
-        for (int64_t k = 0; k < k_size; k++)
-            for (int64_t j = 0; j < columns; j++) {
-                int64_t column = first + j;
-                *packed++ = column >= n_size ? T(0) : transposed ? b[column * k_size + k] : b[k * n_size + column];
+    constexpr int64_t columns = Panel<T>::COLUMNS, lanes = Panel<T>::LANES;
+    for (int64_t first = 0; first < n_size; first += columns, packed += columns * k_size) {
+        int64_t used = std::min(columns, n_size - first);
+        if (used < columns) std::fill(packed, packed + columns * k_size, T(0));
+        if (!transposed) {
+            for (int64_t k = 0; k < k_size; k++)
+                memcpy(packed + k * columns, b + k * n_size + first, used * sizeof(T));
+            continue;
+        }
+        for (int64_t j = 0; j < used; j += lanes)
+            for (int64_t k = 0; k < k_size; k += lanes) {
+                const T *from = b + (first + j) * k_size + k;
+                T *to = packed + k * columns + j;
+                if (j + lanes <= used && k + lanes <= k_size) {
+                    transpose_square(from, k_size, to, columns);
+                    continue;
+                }
+                for (int64_t row = 0; row < std::min(lanes, used - j); row++)
+                    for (int64_t i = 0; i < std::min(lanes, k_size - k); i++) to[i * columns + row] = from[row * k_size + i];
             }
+    }
 }
 
 template <typename T, int rows>
@@ -68,4 +127,60 @@ void multiply(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_
             multiply_rows<T, ROWS>(std::min<int64_t>(ROWS, m_size - row), a + row * a_stride, a_stride, panel, k_size,
                                    c + row * c_stride + first, c_stride, std::min<int64_t>(columns, n_size - first),
                                    accumulate);
+}
+
+// The sum of each of `count` vectors, as many as there are lanes, in their order.
+template <typename T, int count> typename Panel<T>::Vector sums_of(typename Panel<T>::Vector *vectors) {
+    if constexpr (count == 1) {
+        return vectors[0];
+    } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < count / 2; i++)  // sums of neighbours: a0 + a1, a2 + a3, ..., b0 + b1, ...
+            vectors[i] = shuffled(vectors[2 * i], vectors[2 * i + 1], alternate<0>(Lanes<T>{})) +
+                         shuffled(vectors[2 * i], vectors[2 * i + 1], alternate<1>(Lanes<T>{}));
+        return sums_of<T, count / 2>(vectors);
+    }
+}
+
+// The inner products of a [K] with as many rows as a vector has lanes, of which the first n_size go to c.
+template <typename T> void multiply_vector(const T *a, const T *const *rows, int64_t k_size, T *c, int64_t n_size) {
+    using Vector = typename Panel<T>::Vector;
+    constexpr int lanes = Panel<T>::LANES;
+    Vector sums[lanes] = {};
+    int64_t k = 0;
+    for (; k + lanes <= k_size; k += lanes) {
+        Vector part = *reinterpret_cast<const Vector *>(a + k);
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; j++) sums[j] += part * *reinterpret_cast<const Vector *>(rows[j] + k);
+    }
+    Vector totals = sums_of<T, lanes>(sums);
+    T values[lanes];
+    memcpy(values, &totals, sizeof values);
+    for (; k < k_size; k++)
+        for (int j = 0; j < lanes; j++) values[j] += a[k] * rows[j][k];
+    memcpy(c, values, n_size * sizeof(T));
+}
+
+// C [M, N] = A [M, K] W [N, K]^T, with W as it is: packed on the way, or for a row or two not at all.
+template <typename T>
+void multiply_unpacked(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride, const T *weight,
+                       T *c, int64_t c_stride) {
+    constexpr int64_t lanes = Panel<T>::LANES, columns = Panel<T>::COLUMNS;
+    if (m_size <= 2) {
+        const T *rows[lanes];
+        for (int64_t first = 0; first < n_size; first += lanes) {
+            for (int64_t j = 0; j < lanes; j++) rows[j] = weight + std::min(first + j, n_size - 1) * k_size;
+            for (int64_t row = 0; row < m_size; row++)
+                multiply_vector(a + row * a_stride, rows, k_size, c + row * c_stride + first,
+                                std::min(lanes, n_size - first));
+        }
+        return;
+    }
+    static thread_local std::vector<T> panel;
+    panel.resize(columns * k_size);
+    for (int64_t first = 0; first < n_size; first += columns) {
+        int64_t used = std::min(columns, n_size - first);
+        pack(weight + first * k_size, k_size, used, true, panel.data());
+        multiply(m_size, used, k_size, a, a_stride, panel.data(), c + first, c_stride, false);
+    }
 }

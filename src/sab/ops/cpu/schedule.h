@@ -1,17 +1,18 @@
 // Which steps keep a microstate, where the chain is cut, and where hidden states and microstates are stored.
 //
 // Steps are counted from 0 within a pass; `seen` steps came before it. The rows of `store` hold the first_slots
-// microstates from before the pass, then the initial hidden state, then the hidden state after each step.
+// microstates from before the pass, then, from first_row on, the initial hidden state and the one after each step. In a
+// step of a stream all microstates are elsewhere, so first_row is 0.
 #pragma once
 
 #include <cstdint>
 
 class Schedule {
-    const int64_t k_top, k_att, k_trunc, seen, first_slots, first_kept;
+    const int64_t k_top, k_att, k_trunc, seen, first_slots, first_row, first_kept;
 
   public:
-    Schedule(int64_t k_top, int64_t k_att, int64_t k_trunc, int64_t seen, int64_t first_slots)
-        : k_top(k_top), k_att(k_att), k_trunc(k_trunc), seen(seen), first_slots(first_slots),
+    Schedule(int64_t k_top, int64_t k_att, int64_t k_trunc, int64_t seen, int64_t first_slots, int64_t first_row)
+        : k_top(k_top), k_att(k_att), k_trunc(k_trunc), seen(seen), first_slots(first_slots), first_row(first_row),
           first_kept(k_att - 1 - seen % k_att) {}
 
     // Whether the hidden state of step t is kept.
@@ -23,7 +24,7 @@ class Schedule {
     // How many slots are in use when step t reads; where step t keeps, this is also the slot that it fills.
     int64_t slots_at(int64_t t) const { return k_top == 0 ? 0 : first_slots + (seen + t) / k_att - seen / k_att; }
     // The row of `store` with the hidden state after step t; t = -1 is the initial one.
-    int64_t stored(int64_t t) const { return first_slots + 1 + t; }
+    int64_t stored(int64_t t) const { return first_row + 1 + t; }
     // The row of `store` with the microstate of a slot.
     int64_t microstate(int64_t slot) const {
         return slot < first_slots ? slot : stored(first_kept + (slot - first_slots) * k_att);

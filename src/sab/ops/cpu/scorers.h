@@ -8,7 +8,8 @@
 //   project_backward  adds the gradient of scale * project(w, state) to dstate
 // Else keys and queries are vectors of d entries. The loop multiplies states with matrices, and the scorer provides:
 //   finish_query      what else is done to a query after the product; bias has d entries, or is null
-//   score             of one key with a finished query
+//   is_product        whether a score is the inner product of the key with a finished query
+//   score             of one key with a finished query, where it is not
 //   score_backward    adds the gradients of one score, times dscore, to those of the key, of the query before
 //                     finish_query, and of v, which is null where the scorer has none
 //   normalises        whether directions alone count: then finish_query is all that it provides, and the loop does the rest
@@ -52,7 +53,7 @@ struct AffineTanh {
 
 struct MLP {
     static constexpr const char *name = "mlp";
-    static constexpr bool query_cancels = false, normalises = false;
+    static constexpr bool query_cancels = false, normalises = false, is_product = false;
 
     template <typename T> static void finish_query(T *query, const T *bias, int64_t d) {
         add_scaled(query, T(1), bias, d);
@@ -78,17 +79,13 @@ struct MLP {
 
 struct Dot {
     static constexpr const char *name = "dot";
-    static constexpr bool query_cancels = false, normalises = false;
+    static constexpr bool query_cancels = false, normalises = false, is_product = true;
 
     template <typename T> static T scale(int64_t d) { return 1 / std::sqrt(T(d)); }
 
     template <typename T> static void finish_query(T *query, const T *, int64_t d) {
         T factor = scale<T>(d);
         for (int64_t j = 0; j < d; j++) query[j] *= factor;
-    }
-
-    template <typename T> static T score(const T *key, const T *query, const T *, int64_t d) {
-        return dot(key, query, d);
     }
 
     template <typename T>
@@ -100,7 +97,7 @@ struct Dot {
 
 struct Cosine {
     static constexpr const char *name = "cosine";
-    static constexpr bool query_cancels = false, normalises = true;
+    static constexpr bool query_cancels = false, normalises = true, is_product = true;
 
     template <typename T> static void finish_query(T *query, const T *bias, int64_t d) {
         add_scaled(query, T(1), bias, d);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.config import SABConfig
 from sab.ops import precision
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
@@ -42,10 +43,14 @@ def unsupported(
         return "it has the sparse forward only"
     if config.k_top > LARGEST_K_TOP:
         return f"k_top is larger than {LARGEST_K_TOP}"
+    if config.layer_norm:
+        return "it has no layer_norm"
+    if weights.h_mask is not None:
+        return "it has no recurrent_dropout"
     return no_plan(x, state, weights)
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_result
 def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
     """Why there are no kernels with these parts, or None where there are."""
     missing = registry.first_missing((cell, scorer, *others), _provides)
@@ -102,4 +107,4 @@ def _complete(buffers: Buffers) -> Buffers:
     """The buffers with empty ones in the place of those that are not there."""
     empty = buffers.gates.new_empty(0)
     written = [empty if buffer is None else buffer for buffer in buffers.written]
-    return Buffers._make([*written, buffers.lengths, buffers.packed])
+    return Buffers(*written, lengths=buffers.lengths, packed=buffers.packed)

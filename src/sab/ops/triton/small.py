@@ -102,7 +102,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
             w_all,
             *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
             *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
-            *[any_tensor if gradient is None else gradient for gradient in work],
+            *[any_tensor if gradient is None else gradient for gradient in work.common],
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
         constants

@@ -4,10 +4,12 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
 
+from sab.errors import printable
 from sab.lab.report.page import elements
 from sab.lab.report.page.elements import Drawn
 
@@ -35,8 +37,13 @@ class Tags(HTMLParser):
 def test_text_is_text_between_tags_and_in_attributes() -> None:
     found = Tags(f'<p title="{elements.text(HOSTILE)}">{elements.text(HOSTILE)}</p>')
     assert found.tags == ["p"]
-    assert found.attributes["title"] == HOSTILE
-    assert "".join(found.texts) == HOSTILE
+    assert found.attributes["title"] == printable(HOSTILE)
+    assert "".join(found.texts) == printable(HOSTILE)
+
+
+@pytest.mark.parametrize("shown", [elements.text, elements.label])
+def test_what_is_no_letter_is_escaped(shown: Callable[[str], str]) -> None:
+    assert shown("a\x1b[31m\n\u202e\udcff é 漢") == r"a\x1b[31m\n\u202e\udcff é 漢"
 
 
 def test_a_table_and_a_figure_have_no_tags_of_their_contents() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +28,20 @@ def watched(trained: Run, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def port(watched: Run) -> Iterator[int]:
-    with live.server(live.Watch(watched.path), 0) as server:
+    with serving(watched) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def serving(run: Run) -> Iterator[int]:
+    with live.server(live.Watch(run.path), 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def get(port: int, path: str = "/", **headers: str) -> Answer:
@@ -64,6 +74,58 @@ def test_localhost_is_this_machine(port: int) -> None:
 
 def test_there_is_nothing_else(port: int) -> None:
     assert get(port, "/../config.json")[0] == 404
+
+
+def test_a_connection_that_does_not_ask_is_ended(monkeypatch: pytest.MonkeyPatch, watched: Run) -> None:
+    """Whether it is silent or sends a letter now and then; others are answered meanwhile."""
+    monkeypatch.setattr(live, "LONGEST_REQUEST", 3.0)
+    with serving(watched) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
+            assert get(port)[0] == 200
+            slow.settimeout(0.05)
+            began, ended = time.monotonic(), False
+            while not ended and time.monotonic() - began < 30:
+                try:
+                    slow.sendall(b"G")
+                    ended = slow.recv(1) == b""
+                except TimeoutError:
+                    pass
+                except OSError:
+                    ended = True
+            assert ended
+        assert silent.recv(1) == b""
+        assert get(port)[0] == 200
+
+
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, watched: Run) -> None:
+    monkeypatch.setattr(live, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(live, "LONGEST_REQUEST", 600.0)
+    with serving(watched) as port, contextlib.ExitStack() as opened:
+        held = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
+        assert held[2].recv(1) == b""  # closed at once, though it would have minutes
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            get(port)
+        for one in held:
+            one.close()
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                if get(port)[0] == 200:
+                    break
+            time.sleep(0.1)
+        else:
+            pytest.fail("there is no room again")
+
+
+def test_a_page_that_cannot_be_made_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, port: int, watched: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("hostile\x1b[2J")
+
+    monkeypatch.setattr(live.document, "part", fail)
+    status, _, content = get(port, "/part")
+    assert (status, content) == (503, "hostile\\x1b[2J")
+    assert capsys.readouterr().err == ""
 
 
 def test_only_loopback_is_listened_on(watched: Run) -> None:

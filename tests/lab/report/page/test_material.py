@@ -47,6 +47,28 @@ def test_no_records(tmp_path: Path) -> None:
         gather([tmp_path])
 
 
+def test_what_cannot_be_read_is_left_out(trained: Run, tmp_path: Path) -> None:
+    """A run, records or a benchmark that are damaged or hostile do not deny the page for the others."""
+    damage = {"a": "config.json", "b": "metrics.jsonl", "c": "result.json"}
+    for name, file in damage.items():
+        shutil.copytree(trained.path, tmp_path / "runs" / name)
+        (tmp_path / "runs" / name / file).write_text("[" * 100 + "\n")
+    (tmp_path / "results").mkdir()
+    for path in ("results/copying.jsonl", "bench.jsonl"):
+        (tmp_path / path).write_text("{}\n")
+    bad = [tmp_path / "runs", tmp_path / "results", tmp_path / "bench.jsonl"]
+    found = gather([trained.path, *bad])
+    assert list(found.runs) == [str(trained.path)]
+    assert list(found.left_out) == [
+        str(tmp_path / one) for one in ("runs/a", "runs/b", "runs/c", "results", "bench.jsonl")
+    ]
+    for file, mistake in zip(damage.values(), found.left_out.values(), strict=False):
+        assert file in str(mistake)
+    for path in bad:
+        with pytest.raises(UserValueError):  # there is nothing else
+            gather([path])
+
+
 def test_none_at_all() -> None:
     with pytest.raises(UserValueError, match="run must be given at least once"):
         gather([])

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from sab import __version__
-from sab.errors import UserError, UserValueError
+from sab.errors import UserValueError, printable
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
@@ -123,13 +123,10 @@ def explorers(material: Material, announce: Callable[[str], None] = lambda name:
     traced_steps, room = (2 * most // max(len(groups), 2) for most in (explorer.TRACED_STEPS, explorer.ROOM))
     made: list[Explorer] = []
     for name, runs in groups:
-        announce(name)
-        try:
-            made.append(explorer.of_run(name, runs[0], traced_steps, room))
-        except UserError as mistake:  # no checkpoint yet, or its data are not here: the rest of the page is made
-            made.append(explorer.unknown(name, runs[0], str(mistake)))
+        announce(printable(name))
+        made.append(explorer.of_run_or_reason(name, runs[0], traced_steps, room))
     for record in with_attention(material.by_row)[: MOST_EXPLORERS - len(made)]:
-        with suppress(KeyError, TypeError, UserError):  # of another version, whose numbers are shown all the same
+        with suppress(Exception):  # of another version, or a hostile one, whose numbers are shown all the same
             made.append(explorer.of_record(record))
     return made
 
@@ -142,6 +139,7 @@ def with_attention(by_row: ByRow) -> list[Record]:
 def parts(material: Material, explored: Sequence[Explorer]) -> Parts:
     """The page's sections, those that there is something for."""
     made = Parts(_title(material), _summary(material), {}, {"figures": {}, "explorers": []})
+    _add_left_out(made, material)
     _add_explorers(made, explored, material)
     _add_runs(made, material.runs)
     _add_tables(made, material)
@@ -176,6 +174,12 @@ def _count(number: int, what: str) -> str:
 def _add_figure(made: Parts, name: str, drawn: elements.Drawn) -> str:
     made.data["figures"][name] = drawn.figure
     return elements.figure(name, drawn)
+
+
+def _add_left_out(made: Parts, material: Material) -> None:
+    if material.left_out:
+        body = [elements.paragraph(f"{name}: {mistake}") for name, mistake in material.left_out.items()]
+        made.sections["left-out"] = ("Left out", elements.section("left-out", "Left out", body))
 
 
 def _add_explorers(made: Parts, explored: Sequence[Explorer], material: Material) -> None:
@@ -242,7 +246,7 @@ def _add_tables(made: Parts, material: Material) -> None:
             continue
         body.append(elements.heading(title))
         curves = {
-            _row_name(row): [_curve_of_record(record) for record in records]
+            _row_name(row): [_curve_of_record(row, record) for record in records]
             for row in rows
             if (records := [one for one in material.by_row.get(row.id, []) if one["history"]])
         }
@@ -300,8 +304,8 @@ def _row_name(row: Row) -> str:
     return ", ".join(parts)
 
 
-def _curve_of_record(record: Record) -> plots.Curve:
-    metric = TASKS[record["task"]].headline.metric
+def _curve_of_record(row: Row, record: Record) -> plots.Curve:
+    metric = TASKS[row.task].headline.metric
     return plots.Curve(
         [point["step"] for point in record["history"]], [point["metrics"].get(metric) for point in record["history"]]
     )

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from sab.errors import printable
+
 LONG = 36
 """How many characters stand in one line of a table."""
 Figure = dict[str, Any]
@@ -29,12 +31,12 @@ class Drawn(NamedTuple):
 
 def text(given: Any) -> str:
     """Anything as text of a page or of an attribute."""
-    return html.escape(str(given), quote=True)
+    return html.escape(printable(given), quote=True)
 
 
 def label(given: Any) -> str:
     """Anything as text of a figure, where plotly.js knows some tags."""
-    return html.escape(str(given), quote=False)
+    return html.escape(printable(given), quote=False)
 
 
 def embedded(value: Any) -> str:

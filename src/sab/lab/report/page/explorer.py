@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sab.errors import UserError, UserValueError
+from sab.errors import UserError, UserValueError, printable
 from sab.lab.experiments.records import Attention, Record, read_notes
 from sab.lab.models import SequenceModel
-from sab.lab.report.page.elements import Figure, label
+from sab.lab.report.page.elements import Figure, embedded, label
 from sab.lab.report.page.scenes import Scene, predictions_of, scene_of, ticks, unknown_scene
 from sab.lab.tasks import Task
 from sab.lab.training.checkpoint import load_kept, load_moment, moments
-from sab.lab.training.evaluation import mean_attention
+from sab.lab.training.evaluation import mean_attention, rows_of_figure
 from sab.lab.training.run import Run, RunConfig
 from sab.tracing import Trace, trace
 
@@ -31,6 +31,8 @@ MOST_MOMENTS = 24
 CPU = torch.device("cpu")
 ROOM = 80_000
 """How many selections the moments of a model may have together, so that a page stays small."""
+MOST_LOOKED_AT = 4 * TRACED_STEPS
+"""How many steps the sequence may have at all moments of a model together: at each one answer is traced at least."""
 LEAST_WEIGHT, LEAST_CREDIT = 0.002, 0.004
 """What is left out: lower weights, and credit below that part of the largest one's."""
 BATCH = "mean over a batch of validation data"
@@ -85,10 +87,18 @@ def of_run(
     """
     model, best_at = load_kept(run, CPU)
     task, config = run.config.task, run.config.training
-    inputs, targets = task.batch(config.seed, 0, config.batch_size, "valid", dtype=config.dtype)
+    rows, _ = rows_of_figure(run.config.model, task, config.batch_size)
+    inputs, targets = task.batch(config.seed, 0, rows, "valid", dtype=config.dtype)
     scene = scene_of(task, inputs, targets)
+    memory = run.config.model.layer_config()
+    selections = scene.steps * max(min(memory.k_top, scene.steps // memory.k_att), 1)
+    if selections > ROOM:
+        raise UserValueError(
+            f"{str(run.path)!r} must select at most {ROOM:,} times in a sequence to be explored; with "
+            f"{scene.steps:,} steps and k_top {memory.k_top:,} it selects {selections:,} times."
+        )
     iteration = newest_iteration(run) if best_at is None else best_at
-    most = min(MOST_MOMENTS, room // (scene.steps * max(run.config.model.layer_config().k_top, 1)))
+    most = min(MOST_MOMENTS, room // selections, MOST_LOOKED_AT // scene.steps)
     others = _thinned([step for step in moments(run.moments) if step != iteration], max(most - 1, 0))
     new = [step for step in others if step not in {moment.iteration for moment in known}]
     made: list[Moment] = []
@@ -114,11 +124,26 @@ def of_run(
     return replace(explored, about=f"{about}.{damaged}")
 
 
+def of_run_or_reason(
+    name: str, run: Run, traced_steps: int, room: int = ROOM, known: Sequence[Moment] = ()
+) -> Explorer:
+    """The same or, where that cannot be made, one without moments that tells why: there is no checkpoint yet, the data
+    are not here, or a file is hostile in a way that nobody thought of, which must not deny the rest of the page."""
+    try:
+        made = of_run(name, run, traced_steps, room, known)
+        embedded(spec(made))  # the numbers may be some that no page can hold
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else f"not explored, {type(error).__name__}: {error}."
+        return Explorer(name, reason, run.config.task, Scene([]), run.config.model.memory.k_att, ())
+    return made
+
+
 def of_record(record: Record) -> Explorer:
     """What a record keeps of the attention at some moments of training."""
     config = RunConfig.from_json(record["config"])
+    rows, _ = rows_of_figure(config.model, config.task, config.training.batch_size)
     try:
-        inputs, targets = config.task.batch(config.training.seed, 0, config.training.batch_size, "valid")
+        inputs, targets = config.task.batch(config.training.seed, 0, rows, "valid")
         scene = scene_of(config.task, inputs, targets)
     except UserError:  # its data are not here
         scene = unknown_scene(config.task)
@@ -148,11 +173,6 @@ def _noted_of_run(run: Run) -> list[Moment]:
         return [] if attention is None else _noted(attention, run.config.task)
     except (UserError, ValueError):  # no such notes, or a path that has no name
         return []
-
-
-def unknown(name: str, run: Run, reason: str) -> Explorer:
-    """A run of which there is nothing to explore yet, and why."""
-    return Explorer(name, reason, run.config.task, unknown_scene(run.config.task), run.config.model.memory.k_att, ())
 
 
 def newest_iteration(run: Run) -> int:
@@ -261,7 +281,8 @@ def spec(explorer: Explorer) -> dict[str, Any]:
     """An explorer in JSON: figures, and what changes in them with the step and the moment."""
     scene = explorer.scene
     has_credit = any(moment.credit for moment in explorer.moments)
-    made: dict[str, Any] = {"name": explorer.name, "about": explorer.about, "seen": scene.seen, "right": scene.right}
+    made: dict[str, Any] = {"name": printable(explorer.name), "about": printable(explorer.about)}
+    made |= {"seen": scene.seen, "right": scene.right}
     made["names"] = scene.names
     made |= {"at": scene.positions, "widths": scene.widths, "places": scene.places, "start": _start(explorer)}
     made["timeline"] = _timeline(scene, has_credit)

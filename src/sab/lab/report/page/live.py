@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-from sab.errors import UserError, UserValueError, check_int
+from sab.errors import UserValueError, check_int, printable
 from sab.lab.report.page import document, explorer
 from sab.lab.report.page.explorer import Explorer
 from sab.lab.report.page.material import Material
@@ -17,6 +22,9 @@ from sab.lab.training.run import Run
 LOOPBACK = "127.0.0.1"
 TRACED_STEPS = 600
 """Fewer than in a report: the run that is watched needs the processor."""
+MOST_CONNECTIONS = 32
+LONGEST_REQUEST = 10.0
+"""Seconds in which a connection must have asked for something, and then taken what it asked for."""
 
 
 class Watch:
@@ -51,10 +59,9 @@ class Watch:
 
     def _explored(self, name: str, run: Run) -> Explorer:
         earlier = () if self._explorer is None else self._explorer.moments
-        try:
-            return explorer.of_run(name, run, TRACED_STEPS, known=earlier)
-        except UserError as mistake:  # no checkpoint yet, or one that is just being replaced
-            return self._explorer if earlier and self._explorer else explorer.unknown(name, run, str(mistake))
+        made = explorer.of_run_or_reason(name, run, TRACED_STEPS, known=earlier)
+        # Without moments where there is no checkpoint yet, or one that is just being replaced.
+        return self._explorer if earlier and self._explorer and not made.moments else made
 
 
 def _fingerprint(path: Path) -> object:
@@ -77,11 +84,67 @@ def serve(path: Path, port: int, ready: Callable[[str], None]) -> None:
         made.serve_forever(poll_interval=0.2)
 
 
-def server(watch: Watch, port: int) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """One that whoever can connect cannot occupy: connections have a number and a time.
+
+    A browser has what it asks for in one connection each, some six at once.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]):
+        self._asking: dict[socket.socket, float] = {}
+        """The connections whose request is not read yet, and since when they are open."""
+        self._open = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for one more connection; where not, it is closed."""
+        return self._open.acquire(blocking=False)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._asking[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._ended(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._ended(request)
+
+    def _ended(self, request: Any) -> None:
+        self.heard(request)
+        self._open.release()
+
+    def heard(self, request: Any) -> None:
+        """Tells that the request of a connection was read."""
+        self._asking.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Ends the connections that take too long to ask, also those that send a letter now and then."""
+        for request, since in list(self._asking.items()):
+            if time.monotonic() - since > LONGEST_REQUEST:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing where a connection broke or took too long; else the traceback of a bug."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def server(watch: Watch, port: int) -> Server:
     """One that listens on this machine's own address alone."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = LONGEST_REQUEST  # of each wait, also for whoever does not read the answer
+
         def do_GET(self) -> None:
+            made.heard(self.connection)
             # A foreign page can reach this machine under another host name, but not under these.
             if self.headers.get("Host") not in (f"{LOOPBACK}:{made.server_port}", f"localhost:{made.server_port}"):
                 return self._answer(403, "text/plain", "this page is for browsers on this machine")
@@ -90,8 +153,8 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
                 return self._answer(404, "text/plain", "there is only the one page")
             try:
                 content = contents[self.path](watch.parts())
-            except (UserError, OSError) as error:  # the run may have been removed
-                return self._answer(503, "text/plain", str(error))
+            except Exception as error:  # the run may have been removed, or hold what no page can
+                return self._answer(503, "text/plain", printable(error))
             return self._answer(200, "text/html", content)
 
         def _answer(self, status: int, kind: str, content: str) -> None:
@@ -112,16 +175,15 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
             try:
                 self.end_headers()
                 self.wfile.write(body)
-            except ConnectionError:  # a browser that does not wait for the end
+            except OSError:  # a browser that does not wait for the end, or does not read
                 self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the command's output is the user's."""
 
     try:
-        made = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        made = Server((LOOPBACK, port), Handler)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserValueError(f"port must be one that is free; {port} is not: {reason}.", "port") from error
-    made.daemon_threads = True
     return made

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sab.errors import UserValueError
+from sab.errors import UserError, UserValueError
 from sab.lab.experiments import records as stored
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row
 from sab.lab.report import performance, results
@@ -26,6 +27,39 @@ class Material:
     by_row: dict[str, list[stored.Record]] = field(default_factory=dict)
     """The records of `sab reproduce`."""
     benchmark: list[performance.Record] = field(default_factory=list)
+    left_out: dict[str, UserError] = field(default_factory=dict)
+    """What cannot be read, and why; it does not deny the page for the rest."""
+
+    def add_run(self, path: Path) -> None:
+        """Adds the run in a folder, where all of it can be read that the page shows."""
+        with self._leaving_out(path):
+            run = Run.open(path)
+            run.result()
+            run.evaluations()
+            self.runs[str(path)] = run
+
+    def add_records(self, path: Path) -> None:
+        """Adds the records of `sab reproduce` in a folder."""
+        with self._leaving_out(path):
+            for row, records in results.load(path).items():
+                self.by_row.setdefault(row, []).extend(records)
+
+    def add_benchmark(self, paths: Sequence[Path]) -> None:
+        """Adds the records of `sab bench` in some files."""
+        readable: list[Path] = []
+        for path in paths:
+            with self._leaving_out(path):
+                performance.load([path])
+                readable.append(path)
+        if readable:
+            self.benchmark = performance.load(readable)
+
+    @contextmanager
+    def _leaving_out(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except UserError as mistake:
+            self.left_out[str(path)] = mistake
 
 
 def gather(paths: Sequence[Path]) -> Material:
@@ -35,18 +69,19 @@ def gather(paths: Sequence[Path]) -> Material:
     found, benchmarks = Material(), []
     for path in paths:
         if (path / "config.json").is_file():
-            found.runs[str(path)] = Run.open(path)
+            found.add_run(path)
         elif has_records(path):
-            for row, records in results.load(path).items():
-                found.by_row.setdefault(row, []).extend(records)
+            found.add_records(path)
             benchmarks += sorted((path.parent / BENCHMARKS).glob("*.jsonl"))
         elif path.is_file() and path.suffix == ".jsonl":
             benchmarks.append(path)
         else:
-            found.runs |= {str(one): Run.open(one) for one in _runs_below(path)}
-    if benchmarks:
-        found.benchmark = performance.load(list(dict.fromkeys(benchmarks)))
+            for one in _runs_below(path):
+                found.add_run(one)
+    found.add_benchmark(list(dict.fromkeys(benchmarks)))
     if not (found.runs or found.by_row or found.benchmark):
+        for mistake in found.left_out.values():
+            raise mistake
         raise UserValueError(f"run {str(paths[0])!r} must hold records; its files have none.", "run")
     return found
 

@@ -1,0 +1,285 @@
+"""Single steps of a stream on the CPU, without gradients: one native call a step, and a memory that grows in place.
+
+An ordinary call copies the whole memory, which after thousands of steps takes far longer than a step. Here the states
+of a stream share a buffer: each is a range of its slots, and the newest state appends behind its own. What is in a
+state's range is never written again, so older states stay valid; one that is continued for a second time gets a buffer
+of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from operator import is_
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sab import torch_private
+from sab.config import MOST_STEPS, SABConfig
+from sab.ops import schedule
+from sab.ops.buffers import Weights
+from sab.ops.cpu import engine
+from sab.ops.cpu.arguments import Step
+from sab.ops.plan import make_plan
+from sab.ops.types import LayerWeights
+from sab.parts.registry import CELLS
+from sab.state import Memory, Pending, SABHidden
+
+FEWEST_SLOTS = 16
+"""Room in the buffer of a new stream."""
+PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
+"""Types of tensors that are nothing but memory."""
+_making = Lock()
+
+
+class Shape(NamedTuple):
+    """The shape of a state of one layer, or of a cell, which has no dimension for layers."""
+
+    of_states: tuple[int, ...]
+    """That of h and c."""
+    batch: int | None
+    """None for unbatched input."""
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.batch is None else self.batch
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A tensor [B, ...] with the dimensions of such a state."""
+        if self.batch is None:
+            tensor = tensor.squeeze(0)
+        return tensor.unsqueeze(0) if len(self.of_states) > (1 if self.batch is None else 2) else tensor
+
+
+class Buffer:
+    """Room for the microstates of a stream: [B, capacity, n], with their keys and numbers."""
+
+    __slots__ = ("capacity", "lock", "parts", "pointers", "sizes", "used")
+
+    def __init__(self, like: Tensor, batch: int, capacity: int, key_size: int):
+        with torch.inference_mode(False):
+            new = partial(like.new_empty, device="cpu")
+            self.parts = (
+                new((batch, capacity, like.shape[1])),
+                new((batch, capacity, key_size)),
+                new((batch, capacity), dtype=torch.int64),
+            )
+        self.capacity = capacity
+        self.sizes = like.shape[1], key_size, like.dtype
+        self.used = 0
+        """How many slots have been given to states."""
+        self.lock = Lock()
+        self.pointers = [(part.data_ptr(), part.stride(1) * part.element_size()) for part in self.parts]
+
+    def fill(self, parts: Sequence[Tensor]) -> None:
+        """Copy these into the first slots."""
+        self.used = parts[2].shape[1]
+        with torch.inference_mode(False), torch.no_grad():
+            for own, part in zip(self.parts, parts, strict=True):
+                own[:, : self.used] = part
+
+    def take(self, slot: int) -> bool:
+        """Take a slot, which must be the first free one; False where it is not free any more, or there is no room."""
+        with self.lock:
+            if self.used != slot or slot == self.capacity:
+                return False
+            self.used += 1
+            return True
+
+
+class Streamed(Pending[Memory]):
+    """The memory of a stream after a step: the slots of a buffer from `first` on, up to `last`.
+
+    Whoever looks at it gets a copy, since a tensor can be changed in place; from then on the copy is the memory.
+    """
+
+    def __init__(self, buffer: Buffer, first: int, last: int, seen: int, shape: Shape):  # no call of Pending's
+        self.buffer: Buffer | None = buffer
+        self.first, self.last, self.seen, self.shape = first, last, seen, shape
+
+    def get(self) -> Memory:
+        """The memory as the tensors of a state."""
+        with _making:
+            buffer, within = self.buffer, slice(self.first, self.last)
+            if buffer is not None:
+                with torch.inference_mode(False), torch.no_grad():
+                    microstates, keys, numbers = (self.shape.of(part[:, within].clone()) for part in buffer.parts)
+                    sizes = () if self.shape.batch is None else (self.shape.batch,)
+                    steps = torch.full(sizes, self.seen, dtype=torch.int64, device="cpu")
+                    self._made = Memory(microstates, keys, numbers, steps, self.seen)
+                self.buffer = None
+        return self._made
+
+    def detached(self) -> Streamed | None:
+        """This, which never has a gradient, or None where a copy has been made."""
+        return None if self.buffer is None else self
+
+    def recent(self, count: int) -> Streamed | None:
+        """The same without its older microstates, or None where a copy has been made."""
+        buffer = self.buffer
+        if buffer is None:
+            return None
+        return Streamed(buffer, max(self.first, self.last - count), self.last, self.seen, self.shape)
+
+
+class Stepper:
+    """One layer's step: its weights as the compiled step reads them, in their own memory.
+
+    No copy of a weight is kept, so there is none that could be out of date.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of a layer makes its own
+
+    def __init__(self, parameters: Sequence[Tensor | None], weights: LayerWeights, cell: str, config: SABConfig):
+        self.parameters = parameters
+        self.tensors = [parameter for parameter in parameters if parameter is not None]
+        self.places = _places(self.tensors)
+        self.dtype, self.like = weights.w_hh.dtype, weights.w_hh
+        self.n, self.has_c = weights.w_hh.shape[1], CELLS[cell].has_c
+        self.k_att, self.has_memory = config.k_att, config.k_top > 0
+        scorer = weights.scorer
+        of_loops = Weights(weights.w_hh, weights.b_hh, *scorer, weights.incorporate_weight, weights.incorporate_bias)
+        sizes = self.like.new_empty(1, 1, 0)
+        plan = make_plan(sizes, None, weights.w_hh, scorer.w_memory, cell, config, 0)
+        self.key_size = plan.key_size
+        nothing = self.like.new_zeros(len(weights.w_hh))
+        arguments = engine.arguments_of(plan, of_loops)
+        arguments.set(
+            unpacked=1,
+            input_size=weights.w_ih.shape[1],
+            shared=weights.w_hh.nbytes > engine.LARGEST_OWN_WEIGHTS,
+            w_x=weights.w_ih,
+            b_x=nothing if weights.b_ih is None else weights.b_ih,
+            w_hidden=weights.w_hh,
+            b_hidden=nothing if weights.b_hh is None else weights.b_hh,
+            w_query=scorer.w_query,
+            w_memory=scorer.w_memory,
+            w_incorporate=weights.incorporate_weight,
+            b_incorporate=weights.incorporate_bias,
+        )
+        self._kept_alive = arguments, nothing
+        self._run = engine.function("step", self.dtype)
+        self._arguments = ctypes.addressof(arguments)
+
+    def fits(self, parameters: Sequence[Tensor | None]) -> bool:
+        """Whether a layer's parameters are still those that this was made from, in the same places."""
+        return (
+            all(map(is_, parameters, self.parameters))
+            and self.places == _places(self.tensors)
+            and self.like.dtype is self.dtype
+        )
+
+    def continues(self, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape) -> bool:
+        """Whether these are the parts of a state that this step could have left."""
+        buffer, states = memory.buffer, (h,) if c is None else (h, c)
+        return (
+            buffer is not None
+            and memory.seen < MOST_STEPS
+            and memory.shape == shape
+            and buffer.sizes == (self.n, self.key_size, self.dtype)
+            and (c is not None) is self.has_c
+            and all(state.shape == shape.of_states and state.dtype is self.dtype for state in states)
+            and are_readable(states)
+        )
+
+    def begin(self, memory: Memory | None, shape: Shape, seen: int) -> Streamed:
+        """The memory of a layer's state [1, B, ...], or an empty one, as that of a stream."""
+        slots = 0 if memory is None else memory.numbers.shape[2]
+        buffer = self._new_buffer(shape, slots)
+        if memory is not None and slots > 0:
+            buffer.fill([part[0].detach() for part in memory[:3]])
+        return Streamed(buffer, 0, slots, seen, shape)
+
+    def _new_buffer(self, shape: Shape, slots: int) -> Buffer:
+        """A buffer for a stream that uses so many slots."""
+        capacity = _room(slots) if self.has_memory else 0
+        return Buffer(self.like, shape.rows, capacity, self.key_size)
+
+    def step(
+        self, x: Tensor, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape
+    ) -> tuple[Tensor, Tensor | None, Streamed] | None:
+        """h, c and the memory after one step with the input x; None where x has NaN in it."""
+        buffer, first, last, seen = memory.buffer, memory.first, memory.last, memory.seen
+        if buffer is None:
+            return None
+        slots = last - first
+        if self.has_memory and schedule.keeps(seen, self.k_att):
+            if not buffer.take(last):
+                grown = self._new_buffer(shape, slots)
+                grown.fill([part[:, first:last] for part in buffer.parts])
+                buffer, first, last = grown, 0, slots
+                buffer.take(last)
+            last += 1
+        h_new = x.new_empty(shape.of_states)
+        c_new = None if c is None else x.new_empty(shape.of_states)
+        now = Step(
+            shape.rows,
+            slots,
+            buffer.capacity,
+            seen,
+            torch.get_num_threads(),
+            x.data_ptr(),
+            h.data_ptr(),
+            None if c is None else c.data_ptr(),
+            h_new.data_ptr(),
+            None if c_new is None else c_new.data_ptr(),
+            *[pointer + first * size for pointer, size in buffer.pointers],
+        )
+        if self._run(self._arguments, ctypes.addressof(now)) != 0:
+            return None
+        return h_new, c_new, Streamed(buffer, first, last, seen + 1, shape)
+
+
+def can_stream(x: Tensor, stepper: Stepper) -> bool:
+    """Whether a step may read the memory of an input and of a layer: nothing but their values counts."""
+    if torch_private.is_observed() or torch_private.are_transforms_active() or torch_private.has_dual_level():
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in stepper.tensors):
+        return False
+    return are_readable((x,)) and not torch.is_autocast_enabled("cpu")
+
+
+def are_readable(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether these are numbers in the memory of the CPU, without gaps, whose use need not be recorded."""
+    grad = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (
+            type(tensor) not in PLAIN
+            or not tensor.is_cpu
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or (grad and tensor.requires_grad)
+        ):
+            return False
+    return True
+
+
+def make_stepper(
+    parameters: Sequence[Tensor | None], weights: LayerWeights, cell: str, config: SABConfig
+) -> Stepper | None:
+    """The step of a layer, or None where the compiled loops cannot run it."""
+    x = weights.w_ih.new_empty(1, 1, 0)
+    if (
+        config.layer_norm
+        or config.backend not in ("auto", "cpu")
+        or engine.unsupported(x, None, weights, cell, config) is not None
+    ):
+        return None
+    with torch.no_grad():
+        if not are_readable(parameters):
+            return None
+    return Stepper(parameters, weights, cell, config)
+
+
+def _places(tensors: Sequence[Tensor]) -> list[Any]:
+    return [*map(Tensor.data_ptr, tensors), *map(Tensor.is_contiguous, tensors)]
+
+
+def _room(slots: int) -> int:
+    """How many slots a new buffer has where some are in use: so many that copying them again is far off."""
+    return max(FEWEST_SLOTS, 2 * slots)
