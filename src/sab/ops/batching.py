@@ -23,7 +23,7 @@ Dims = Sequence[int | None]
 Mapped = tuple[tuple[Tensor, ...], tuple[int | None, ...]]
 """Results and their dimensions that are mapped over."""
 
-_ROWS_OF_INPUTS = {"x": 1} | dict.fromkeys(("lengths", *Initial._fields), 0)
+_ROWS_OF_INPUTS = {"x": 1} | dict.fromkeys(("lengths", "h_mask", *Initial._fields), 0)
 """The dimension of the rows, by name; the others, the weights, have none."""
 _ROWS_OF_RESULTS: dict[str, int | None] = {"keys": 0, "key_scale": 0, "packed": None}
 """The same for those results whose rows are not dimension 1, after time."""

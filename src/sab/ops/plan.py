@@ -130,8 +130,6 @@ def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> s
             return "it has no second derivatives"
         if not {"vmap", "grad"}.issuperset(transforms):
             return f"the function transforms {', '.join(transforms)} are active"
-        if weights.norm_ih is not None or weights.h_mask is not None:
-            return "it has no layer_norm and no recurrent_dropout under function transforms"
     if torch_private.computes_tangents():
         return "it has no forward-mode derivatives, which are computed now"
     if state is not None and state.seen is None:
