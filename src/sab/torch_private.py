@@ -113,11 +113,6 @@ def register_pytree(cls: type, flatten: Any, unflatten: Any, names: Any) -> None
     )
 
 
-def has_dual_level() -> bool:
-    """Whether tensors may have forward-mode tangents. Without the name: they always may."""
-    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
-
-
 # For torch.export: a check that the exported program makes when it runs, and what may be assumed of its symbols.
 # There is no way without them: the import fails, with their names.
 assert_when_run: Any = torch._assert_async  # pyright: ignore[reportPrivateImportUsage]

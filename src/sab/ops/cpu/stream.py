@@ -237,7 +237,7 @@ class Stepper:
 
 def can_stream(x: Tensor, stepper: Stepper) -> bool:
     """Whether a step may read the memory of an input and of a layer: nothing but their values counts."""
-    if torch_private.is_observed() or torch_private.are_transforms_active() or torch_private.has_dual_level():
+    if torch_private.is_observed() or torch_private.are_transforms_active() or torch_private.computes_tangents():
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in stepper.tensors):
         return False
@@ -266,6 +266,7 @@ def make_stepper(
     x = weights.w_ih.new_empty(1, 1, 0)
     if (
         config.layer_norm
+        or x.dtype not in (torch.float32, torch.float64)
         or config.backend not in ("auto", "cpu")
         or engine.unsupported(x, None, weights, cell, config) is not None
     ):
