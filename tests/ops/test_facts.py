@@ -150,13 +150,19 @@ def test_a_compact_state_continues_exactly_in_low_precision(dtype: torch.dtype) 
         for parameter in (layer.weight_ih_l0, layer.bias_ih_l0):
             parameter.copy_((4 * parameter).round() / 4)
     x = ((2 * randn(60, 8, 2)).round() / 2).to(dtype)
-    whole = layer(x)[0]
-    state, outputs = None, []
-    for piece in x.split(5):
-        output, state = layer(piece, state)
-        state = layer.compact(state)
-        outputs.append(output)
-    assert torch.equal(torch.cat(outputs), whole)
+
+    def in_pieces(of_state: Any) -> torch.Tensor:
+        state, outputs = None, []
+        for piece in x.split(5):
+            output, state = layer(piece, state)
+            state = of_state(state)
+            outputs.append(output)
+        return torch.cat(outputs)
+
+    compact = in_pieces(layer.compact)
+    assert torch.equal(compact, in_pieces(lambda state: state))
+    if dtype == torch.float32:  # the loops compute in it, so only a bfloat16 state is rounded between calls
+        assert torch.equal(compact, layer(x)[0])
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "nothing kept": {"k_att": 20},
     "nothing read": {"k_att": 7, "scorer": "mlp"},
     "no memory": {"k_top": 0},
+    "layer norm": {"layer_norm": True},
 }
 needs_library = pytest.mark.skipif(loader.unavailable() is not None, reason=loader.unavailable() or "")
 forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
@@ -226,6 +227,25 @@ def test_ensembles(cell: str, inputs: int | None, backend: str) -> None:
         own = xs[i] if inputs == 0 else xs[0]
         for name, expected in gradients_of(loss, detached(layer), own, y).items():
             assert_close((found | {"x": of_x})[name][i], expected, f"{name} of layer {i}")
+
+
+@over_backends
+def test_samples_share_a_mask_of_recurrent_dropout_or_have_their_own(backend: str) -> None:
+    layer = randomize(make_layer("lstm", 3, 4, recurrent_dropout=0.5, backend=backend))
+    x = randn(7, 2, 3).expand(SAMPLES, -1, -1, -1)
+    parameters, y = detached(layer), torch.zeros((), dtype=DOUBLE)
+
+    def gradients(randomness: str) -> Tensor:
+        torch.manual_seed(3)
+        mapped = vmap(grad(loss_of(layer)), in_dims=(None, 0, None), randomness=randomness)
+        return mapped(parameters, x, y)["weight_hh_l0"]
+
+    same, different = gradients("same"), gradients("different")
+    torch.manual_seed(3)
+    expected = gradients_of(loss_of(layer), parameters, x[0], y)["weight_hh_l0"]
+    for i in range(SAMPLES):
+        assert_close(same[i], expected)
+    assert not torch.allclose(different[0], different[1])
 
 
 @over_backends
