@@ -54,7 +54,7 @@ def computes_tangents() -> bool:
 _dispatch_modes: Any = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 
 # Whether `torch.jit.trace` records. Without it: nothing is lost; tracing is deprecated.
-is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
+_is_jit_tracing: Any = getattr(_C, "_is_tracing", lambda: False)
 
 # A context in which operations do not record for autograd: an implementation's own products and copies.
 # There is no way without it: the import fails, with its name.
@@ -194,7 +194,12 @@ def map_batched(
 
 def is_observed() -> bool:
     """Whether something other than autograd would see a call of an operation."""
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or is_jit_tracing()
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()
+
+
+def is_jit_tracing() -> bool:
+    """Whether `torch.jit.trace` records; a compiler that traces cannot ask."""
+    return not torch.compiler.is_compiling() and _is_jit_tracing()
 
 
 def has_saved_tensor_hooks() -> bool:
