@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no compiler")
 def forget() -> None:
     """Forget the library of this process."""
     loader._find.cache_clear()
-    engine._function.cache_clear()
+    engine.function.cache_clear()
 
 
 @pytest.fixture
