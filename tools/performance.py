@@ -8,6 +8,7 @@ from sab.lab.report.figures import save
 from sab.lab.report.numbers import NONE
 from sab.lab.report.performance import (
     BOTH,
+    FORWARD,
     HEADER,
     SWEPT,
     Record,
@@ -19,6 +20,7 @@ from sab.lab.report.performance import (
     show_time,
     summary,
     swept_records,
+    torch_milliseconds,
     verdict,
 )
 from tools.figures import step_times
@@ -31,6 +33,7 @@ def main() -> None:
         if swept := swept_records(records, case):
             save(step_times(swept, case), IMAGES / sweep_picture(case))
     replace_part(ROOT / "docs" / "performance.md", "benchmark", page_part(records))
+    replace_part(ROOT / "docs" / "from-torch.md", "cost", cost_part(records))
 
 
 def page_part(records: Sequence[Record]) -> str:
@@ -46,6 +49,30 @@ def page_part(records: Sequence[Record]) -> str:
         parts.append("\n".join(["What could not be measured:", "", *failed]))
     parts += [part for part in (_context(records), *(_sweep(records, case) for case in SWEPT)) if part]
     return "\n\n".join(parts)
+
+
+def cost_part(records: Sequence[Record]) -> str:
+    """What the default memory costs on a CPU, against the length of a sequence."""
+    found = [record for record in records if record["case"] == "H" and "error" not in record]
+    if not found:
+        return "Nothing has been measured yet."
+    names = ("hidden_size", "batch_size", "input_size", "threads")
+    sizes = "hidden size {}, batches of {}, {} inputs, {} threads".format(*(found[0][name] for name in names))
+    rows = [
+        [f"{record['steps']:,}", *_times(record, BOTH), *_times(record, FORWARD)]
+        for record in sorted(found, key=lambda record: record["steps"])
+    ]
+    header = ("T", "training step, ms", "`nn.LSTM`, ms", "times", "forward alone, ms", "`nn.LSTM`, ms", "times")
+    return f"{markdown(header, rows)}\n\n{sizes[0].upper()}{sizes[1:]}."
+
+
+def _times(record: Record, chosen: str) -> list[str]:
+    ours = record["milliseconds"]["ours"]["eager"][chosen]["median"]
+    return [
+        show_time(ours),
+        show_time(torch_milliseconds(record, "eager", chosen)),
+        f"{record['ratio']['eager'][chosen]:.2f}",
+    ]
 
 
 def _about(records: Sequence[Record]) -> str:

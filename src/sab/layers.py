@@ -332,7 +332,7 @@ class SABLayer(nn.Module, Generic[StateT]):
 
     def _shape_of_step(self, input: Any) -> Shape | None:
         """The shape of the state of a call with a single step, or None for another call."""
-        if type(input) not in PLAIN or len(self._suffixes) != 1:
+        if type(input) not in PLAIN or input.is_nested or len(self._suffixes) != 1:
             return None
         if self.training and (self.recurrent_dropout > 0 or not self._has_warned):
             return None

@@ -1,12 +1,16 @@
-"""The generated part of docs/performance.md, and its figures."""
+"""The generated parts of docs/performance.md and docs/from-torch.md, and the figures."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import pytest
 
 from sab.lab.report.performance import load
 from tests.lab.report.test_performance import record, sweep
 from tools.figures import step_times
 from tools.pages import ROOT, with_part
-from tools.performance import page_part
+from tools.performance import cost_part, page_part
 
 
 def test_the_page() -> None:
@@ -30,6 +34,16 @@ def test_the_page() -> None:
         assert f"(images/{picture})" in told
 
 
+def test_the_cost_against_the_length() -> None:
+    told = cost_part([record(case="H", steps=3000, ours=9.0), record(case="H", steps=200), record()]).splitlines()
+    assert told[2:4] == [
+        "| 200 | 3.00 | 2.00 | 1.50 | 3.00 | 2.00 | 1.50 |",
+        "| 3,000 | 9.00 | 2.00 | 4.50 | 9.00 | 2.00 | 4.50 |",
+    ]
+    assert told[-1] == "Hidden size 128, batches of 64, 128 inputs, 2 threads."
+    assert cost_part([record()]) == "Nothing has been measured yet."
+
+
 def test_a_figure_says_what_it_shows() -> None:
     figure = step_times([one for one in sweep() if one["case"] == "T"], "T")
     left, right = figure.axes
@@ -41,7 +55,10 @@ def test_a_figure_says_what_it_shows() -> None:
     assert [line.get_ydata()[0] for line in left.lines] == [5.0, 5.0, 15.0]  # pyright: ignore
 
 
-def test_the_page_is_up_to_date_with_the_committed_records() -> None:
+@pytest.mark.parametrize(
+    ("page", "name", "part"), [("performance.md", "benchmark", page_part), ("from-torch.md", "cost", cost_part)]
+)
+def test_a_page_is_up_to_date_with_the_committed_records(page: str, name: str, part: Any) -> None:
     records = load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert with_part(text, "benchmark", page_part(records)) == text, "run: make performance"
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert with_part(text, name, part(records)) == text, "run: make performance"

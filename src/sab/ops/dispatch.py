@@ -126,7 +126,7 @@ def _without_rows(
     config: SABConfig,
 ) -> LayerResult:
     """The result for a batch of no rows, on every backend: empty, and with zeros as the gradients of all weights."""
-    result = _uncompiled_reference(x, lengths, state, weights, cell_name, config)
+    result = _run_reference(x, lengths, state, weights, cell_name, config)
     found = (weight for weight in (*weights[:4], *weights.scorer, *weights[5:]) if weight is not None)
     return result._replace(output=result.output + 0 * sum(weight.sum() for weight in found))
 
