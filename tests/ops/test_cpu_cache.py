@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no compiler")
 def forget() -> None:
     """Forget the library of this process."""
     loader._find.cache_clear()
-    engine._function.cache_clear()
+    engine.function.cache_clear()
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_library_in_the_cache_needs_no_compiler(
     assert builds == []
     forget()
     monkeypatch.setattr(build, "FLAGS", [*QUICK, "-DOTHER"])
-    assert loader.unavailable() == "no C++ compiler (c++, g++ or clang++) is on the PATH"
+    assert (loader.unavailable() or "").startswith("no C++ compiler (c++, g++ or clang++) is on the PATH")
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_variants_share_no_code(portable: Path) -> None:
 @needs_binutils
 def test_another_processor_than_the_wheels_is_compiled_for(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAB_CPU_ARCH", "native")
-    assert loader.unavailable() == "no C++ compiler (c++, g++ or clang++) is on the PATH"
+    assert (loader.unavailable() or "").startswith("no C++ compiler (c++, g++ or clang++) is on the PATH")
 
 
 def test_a_wheels_library_that_cannot_be_loaded_is_passed_over(

@@ -68,7 +68,8 @@ def _variant(compiler: str, march: str, end: str, folder: Path) -> Path:
     and an old processor would run the instructions of a new one.
     """
     compiled, whole = folder / f"loop{end}.o", folder / f"whole{end}.o"
-    _compile(compiler, [*COMMON, f"-march={march}", "-c"], "loop.cpp", compiled)
+    # Unique symbols, those of static variables in templates, cannot be made local.
+    _compile(compiler, [*COMMON, f"-march={march}", "-fno-gnu-unique", "-c"], "loop.cpp", compiled)
     _run(["ld", "-r", "--force-group-allocation", str(compiled), "-o", str(whole)])
     names = [line.split()[-1] for line in _run(["nm", "--defined-only", "--extern-only", str(whole)]).splitlines()]
     exported = [name for name in names if name.startswith("sab_")]
