@@ -184,11 +184,11 @@ def test_gradcheck_where_nothing_is_cut(scorer: str, cell: str, weighting: str, 
     randomize(layer, seed=5)
     x, h, c = (randn(*shape).requires_grad_() for shape in ((5, 1, 1), (1, 1, 2), (1, 1, 2)))
 
-    def run(x: Tensor, h: Tensor, c: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    def outputs(x: Tensor, h: Tensor, c: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         output, state, attention = run(layer, x, (h, c) if cell == "lstm" else h, return_attention=True)
         return output, *state, attention.weights
 
-    assert torch.autograd.gradcheck(run, (x, h, c, *layer.parameters()))
+    assert torch.autograd.gradcheck(outputs, (x, h, c, *layer.parameters()))
 
 
 def test_gradcheck_of_a_dense_forward_that_selects_everything() -> None:
