@@ -81,15 +81,13 @@ def test_another_part_under_the_same_name(monkeypatch: pytest.MonkeyPatch) -> No
     compare("weighting", "mine")
 
 
+KEYLESS = DOT._replace(shapes=lambda n, d, _: {"w_query": (n, n)}, key=lambda w, microstate, number: microstate)
+"""A scorer without weights for its keys."""
 REFUSED: list[tuple[str, Any, str]] = [
     ("cell", Cell(5, False, TANH.step, triton=TANH.triton), "it takes cells of at most 4 gates, and 'rnn_mine' has 5"),
     ("scorer", DOT._replace(triton=NumberFunctions()), "it does not have the scorer 'rnn_mine'"),
     ("scorer", AFFINE._replace(triton=DOT.triton), "it does not have the scorer 'rnn_mine'"),
-    (
-        "scorer",
-        DOT._replace(shapes=lambda n, d, _: {"w_query": (n, n)}),
-        r"it takes scorers with w_memory and w_query of shape \[d, n\]",
-    ),
+    ("scorer", KEYLESS, r"it takes scorers with w_memory and w_query of shape \[d, n\]"),
     (
         "scorer",
         AFFINE._replace(shapes=lambda n, d, _: {"w_memory": (n,)}),
@@ -103,14 +101,12 @@ def test_what_no_kernel_takes_is_refused(kind: str, part: Any, reason: str, monk
     own = part._replace(triton=type(part.triton)(*part.triton))  # what it shares with another part is refused anyway
     monkeypatch.setitem(registry.PARTS[kind], "rnn_mine", own)
     layer = layer_with(kind, "rnn_mine", backend="triton")
-    layer._key_size = 5  # of a scorer whose reference is not run here
     with pytest.raises(UserValueError, match=f"'triton' does not: {reason}"):
         layer(randn(7, 2, 3))
 
 
 def test_a_scorer_without_weights_for_its_keys_is_refused_by_the_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.SCORERS, "dot", DOT._replace(shapes=lambda n, d, _: {"w_query": (n, n)}))
+    monkeypatch.setitem(registry.SCORERS, "dot", KEYLESS)
     layer = layer_with("scorer", "dot", backend="cpu")
-    layer._key_size = 5
     with pytest.raises(UserValueError, match="'cpu' does not: it takes scorers with w_memory and w_query"):
         layer(randn(7, 2, 3))

@@ -174,7 +174,7 @@ def test_mistakes_are_one_sentence(capsys: Capture) -> None:
     assert mistake(capsys, "--minutes", "soon").startswith("--minutes must be a number, or None")
     assert mistake(capsys, "--together", "0").startswith("--together must be a whole number of at least 1")
     assert mistake(capsys, "--iterations", "-1").startswith("--iterations must be a whole number of at least 1")
-    assert mistake(capsys, "--nonsense", "1").startswith("--nonsense, 1 is no option of this command")
+    assert mistake(capsys, "--nonsense", "1").startswith("--nonsense is no option of this command")
     Path("file").write_text("")
     assert mistake(capsys, "--out", "file").startswith("--out 'file' must be a place that can be written to")
     assert mistake(capsys, "--results", "file").startswith("--results 'file' must be a place that can be written to")
