@@ -7,6 +7,7 @@ import io
 import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from sab.errors import UserError
 from sab.ops.cpu import loader
 from sab.ops.cpu.stream import Streamed
 from sab.parts import registry
-from sab.state import SABHidden, SABState
+from sab.state import SABHidden, SABState, memory_of
 
 CELLS: list[Any] = [sab.SABLSTMCell, sab.SABGRUCell, sab.SABRNNCell]
 needs_compiler = pytest.mark.skipif(loader.unavailable() is not None, reason="no compiled CPU backend")
@@ -423,11 +424,11 @@ def test_a_state_is_the_callers_own() -> None:
         after = cell(x, before)
         kept = after.clone()
         before.microstates.zero_()
-        before.h.zero_()
+        before.c.zero_()
         _same_state(after, _of_layer(kept))
         changed = cell(x, before)
         untouched.microstates.zero_()
-        untouched.h.zero_()
+        untouched.c.zero_()
         _same_state(changed, _of_layer(cell(x, untouched)))
         assert not torch.equal(changed.h, after.h)
 
@@ -568,7 +569,7 @@ def test_nan_is_refused_and_the_stream_goes_on() -> None:
             (torch.zeros(2, 4, dtype=torch.float64),),
             "input must be of the layer's type torch.float32; got torch.float64.",
         ),
-        ((torch.zeros(2, 4), torch.zeros(2, 6)), "hx must be (h, c) or a SABState; got 1 tensors."),
+        ((torch.zeros(2, 4), torch.zeros(2, 6)), "hx must be (h, c) or a SABState; got 1 tensor."),
         ((torch.zeros(2, 4), 3), "hx must be (h, c) or a SABState; got int."),
         ((torch.zeros(2, 4), (torch.zeros(3, 6),) * 2), "hx must have h of shape [2, 6]; got [3, 6]."),
         ((torch.zeros(4), (torch.zeros(2, 6),) * 2), "hx must have h of shape [6]; got [2, 6]."),
@@ -649,3 +650,35 @@ def test_a_relu_cell_and_a_scorer_that_is_a_module() -> None:
     with torch.no_grad():
         _same(_run(cell, x)[0], layer(x)[0])
         _same(_run(cell, x)[0], cell.to_layer()(x)[0])
+
+
+def test_a_stream_goes_on_from_a_whole_sequence() -> None:
+    """Also with several rows, whose microstates the operation leaves in another order."""
+    layer = sab.SABGRU(4, 6, k_att=1)
+    with torch.no_grad():
+        _, h = layer(torch.randn(9, 3, 4))
+        _, h = layer(torch.randn(1, 3, 4), h)
+        assert type(memory_of(h)) is Streamed
+
+
+def test_a_step_has_the_options_that_a_whole_sequence_has() -> None:
+    layer, x = sab.SABGRU(4, 6, k_top=3, k_att=1, scorer="dot", dtype=torch.float64), _x(9, 2)
+    with torch.no_grad():
+        h = None
+        for step in x:
+            _, h = layer(step[None], h)
+        layer.config = replace(layer.config, k_top=1)
+        expected = layer(x[:2], h)[0][:1]
+        _same(layer(x[:1], h)[0], expected)
+
+
+@pytest.mark.parametrize("scorer", ["cosine", "mlp", "affine"])
+def test_a_step_refuses_weights_of_another_size(scorer: str) -> None:
+    """The native step would read past their ends."""
+    layer, x = sab.SABGRU(4, 6, scorer=scorer, max_microstates=3, dtype=torch.float64), _x(1, 2)
+    for name, parameter in layer.named_parameters():
+        if scorer == "affine" and name.startswith("attn_bias"):
+            continue  # it may have any length
+        short = parameter.detach()[: len(parameter) - 1].clone()
+        with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match=r"must be of shape|size"):
+            torch.func.functional_call(layer, {name: short}, (x, layer(_x(8, 2))[1]))

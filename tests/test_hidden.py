@@ -347,3 +347,56 @@ def test_without_memory_it_is_the_same_kind_of_thing() -> None:
     h = make_layer("gru", 2, 3, **PLAIN)(randn(5, 2, 2))[1]
     assert isinstance(h, sab.SABHidden)
     assert h.state.microstates.shape == (1, 2, 0, 3)
+
+
+# What does not fit its memory
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("pass_on", [lambda state: state, lambda state: state.detach()], ids=["itself", "detached"])
+def test_a_state_that_was_changed_in_place_is_refused(cell: str, steps: int, pass_on: Any) -> None:
+    layer = make_layer(cell, 3, 4)
+    with torch.no_grad():
+        _, state = layer(randn(9, 2, 3))
+        (state.h if cell == "lstm" else state)[:, 0] = 0
+        with pytest.raises(ValueError, match=r"hx must not be changed in place, .* use state\.reset"):
+            layer(randn(steps, 2, 3), pass_on(state))
+        plain = (state.h[:], state.c) if cell == "lstm" else state[:]
+        assert layer(randn(steps, 2, 3), plain)[0].shape == (steps, 2, 4)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("steps", [1, 7])
+def test_rows_begin_anew(cell: str, steps: int) -> None:
+    layer, x = randomize(make_layer(cell, 3, 4, k_top=3, k_trunc=3)), randn(steps, 3, 3, seed=5)
+    _, before = layer(randn(9, 3, 3))
+    state = before if cell == "lstm" else before.state
+    output, anew, on = layer(x, state.reset([0, 2]))[0], layer(x)[0], layer(x, before)[0]
+    assert_close(output[:, [0, 2]], anew[:, [0, 2]])
+    assert_close(output[:, 1], on[:, 1])
+    assert_close(layer(x, state.reset(slice(None)))[0], anew)
+    _, unbatched = layer(x[:, 0])
+    with pytest.raises(ValueError, match="rows must be those of a batch"):
+        (unbatched if cell == "lstm" else unbatched.state).reset(0)
+
+
+def test_the_state_of_a_layer_that_keeps_other_steps_is_refused() -> None:
+    often, rarely = make_layer("gru", 3, 4), make_layer("gru", 3, 4, k_att=10)
+    with torch.no_grad():
+        _, h = often(randn(40, 2, 3))
+        _, streamed = often(randn(1, 2, 3), h)
+        for steps in (1, 6):
+            for state in (h, streamed):
+                with pytest.raises(ValueError, match="hx must be the state of a layer with k_att 10"):
+                    rarely(randn(steps, 2, 3), state)
+
+
+def test_a_layer_without_memory_takes_any_state_and_gives_one_to_any() -> None:
+    encoder, plain, x = make_layer("gru", 3, 4), make_layer("gru", 3, 4, k_top=0), randn(6, 2, 3)
+    _, h = encoder(randn(9, 2, 3))
+    assert_close(plain(x, h)[0], plain(x, h[:])[0])
+    _, h = plain(randn(9, 2, 3))
+    assert encoder(x, h)[1].state.steps.tolist() == [15, 15]
+    with pytest.raises(ValueError, match=r"hx must have keys of shape .*; the state of another layer begins"):
+        make_layer("gru", 3, 4, attention_size=2)(x, encoder(randn(9, 2, 3))[1])

@@ -239,15 +239,6 @@ def test_double_input_under_autocast_is_told() -> None:
     check_mistake(caught.value, "input", "torch.float64")
 
 
-def test_a_state_with_memory_is_refused_by_a_layer_without() -> None:
-    state = sab.SABLSTM(3, 4, scorer=lambda microstates, h: microstates.norm(dim=-1))(torch.zeros(5, 2, 3))[1]
-    for backend in ("auto", "reference"):
-        with pytest.raises(ValueError, match=r"hx must have microstates of shape \[1, 2, 0, 4\]; got \[1, 2, 2, 4\]"):
-            sab.SABLSTM(3, 4, k_top=0, scorer="affine", incorporate="concat", backend=backend)(
-                torch.zeros(5, 2, 3), state
-            )
-
-
 def test_states_made_by_hand_are_checked() -> None:
     layer = sab.SABGRU(3, 4)
     state = layer(torch.zeros(5, 2, 3))[1].state

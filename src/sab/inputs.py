@@ -16,7 +16,7 @@ from sab import torch_private
 from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
 from sab.ops.precision import is_autocast
-from sab.state import Attention, Memory, SABState, memory_of
+from sab.state import Attention, Memory, SABState, is_changed, memory_of
 
 Input = Tensor | PackedSequence
 InitialState = SABState | Tensor | tuple[Tensor, ...]
@@ -37,6 +37,7 @@ class Form(NamedTuple):
     key_size: int
     dtype: torch.dtype
     device: torch.device
+    k_att: int
     is_cell: bool = False
     """Whether inputs are single steps, and states have no dimension for layers."""
 
@@ -135,13 +136,28 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     else:
         given = _as_tensors(hx, "(h, c) or a SABState" if form.has_c else "h or a SABState", 2 if form.has_c else 1)
         memory = memory_of(given[0])
+        if memory is None and memory_of(torch_private.unwrapped(given[0])) is not None:
+            raise UserTypeError(
+                "hx must be a SABState (h.state) inside of a function transform: h loses its memory there.",
+                "hx",
+            )
         if memory is None and form.is_cell:
             given = [tensor.unsqueeze(0) for tensor in given]
         state = SABState._of(given[0], given[1] if form.has_c else None, memory or _empty_memory(sequences, form))
         state = state if memory is None else _as_of_layers(state)
         has_batch = memory is not None and state.h.dim() == 3
+    if is_changed(state.h):
+        raise UserValueError(
+            "hx must not be changed in place, since its memory belongs to what it was; pass h[:] in its place to begin "
+            "with an empty memory, or use state.reset(rows).",
+            "hx",
+        )
     if sequences.is_unbatched and not has_batch:
         state = state._with_batch()
+    if state.microstates.dim() == 4 and (not form.has_memory or state.microstates.shape[2] == 0):
+        # That of any layer will do: there is nothing in it that this one could read.
+        steps, empty = state.steps, _empty_memory(sequences, form, has_batch=True)
+        state = state._with(empty._replace(steps=steps, seen=state._seen))
     _check_state(state, sequences, form)
     return state
 
@@ -151,7 +167,7 @@ def _as_of_layers(state: SABState) -> SABState:
     return state._with_layers() if state.h.dim() == state.steps.dim() + 1 else state
 
 
-def _empty_memory(sequences: Sequences, form: Form) -> Memory:
+def _empty_memory(sequences: Sequences, form: Form, has_batch: bool = False) -> Memory:
     """That of a state in `torch.nn`'s form."""
     x, layers, n = sequences.x, form.layers, form.hidden_size
     batch = x.shape[1]
@@ -162,7 +178,7 @@ def _empty_memory(sequences: Sequences, form: Form) -> Memory:
         steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         seen=0,
     )
-    return memory.without_batch() if sequences.is_unbatched else memory
+    return memory.without_batch() if sequences.is_unbatched and not has_batch else memory
 
 
 def reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
@@ -192,11 +208,13 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
             raise UserTypeError(f"hx must have {name} that is a tensor of layout torch.strided; got {kind}.", "hx")
         given = None if tensor is None else list(tensor.shape)
         if given != shape:
-            if sequences.is_unbatched:  # shown as the caller sees them, without a batch
+            if sequences.is_unbatched and state.steps.shape == (1,):  # shown as the caller sees them, without a batch
                 shape, given = (shown and shown[:1] + shown[2:] for shown in (shape, given))
             if form.is_cell and name != "steps":
                 shape, given = (shown and shown[1:] for shown in (shape, given))
-            raise UserValueError(f"hx must have {name} of shape {shape}; got {given}.", "hx")
+            remedy = "; the state of another layer begins with an empty memory as h[:], or (h[:], c) for an LSTM"
+            remedy = remedy if name in ("microstates", "keys") else ""
+            raise UserValueError(f"hx must have {name} of shape {shape}; got {given}{remedy}.", "hx")
         dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
             raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
@@ -206,6 +224,14 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         steps = torch_private.unwrapped(state.steps).flatten().tolist()
         if steps and not (min(steps) >= 0 and max(steps) <= MOST_STEPS):
             raise UserValueError(f"hx must have steps from 0 to {MOST_STEPS}; got {steps}.", "hx")
+        if slots > 0 and steps and state.numbers.device.type == "cpu":
+            newest = int(torch_private.unwrapped(state.numbers)[..., -1].max())  # slots are in the order of age
+            if newest >= max(steps) // form.k_att:
+                raise UserValueError(
+                    f"hx must be the state of a layer with k_att {form.k_att}, which after {max(steps)} steps has no "
+                    f"microstate number {newest}; got one that has.",
+                    "hx",
+                )
 
 
 def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
@@ -218,7 +244,7 @@ def _as_tensors(hx: Any, allowed: str, count: int) -> list[Tensor]:
             kind = "None" if tensor is None else type(tensor).__name__
             raise UserTypeError(f"hx must be {allowed}; got {kind} in it.", "hx")
     if len(given) != count:
-        raise UserValueError(f"hx must be {allowed}; got {len(given)} tensors.", "hx")
+        raise UserValueError(f"hx must be {allowed}; got {len(given)} tensor{'s' * (len(given) != 1)}.", "hx")
     return given
 
 

@@ -23,7 +23,7 @@ from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, ca
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
-from sab.state import Attention, Memory, Pending, SABHidden, SABState, attach, memory_of
+from sab.state import Attention, Memory, Pending, SABHidden, SABState, attach, is_changed, memory_of
 
 StateT = TypeVar("StateT", SABState, SABHidden)
 """What a layer returns as its state."""
@@ -202,6 +202,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             self._key_size,
             self._dtype,
             self._own_weight.device,
+            self.config.k_att,
             self._is_cell,
         )
 
@@ -346,9 +347,11 @@ class SABLayer(nn.Module, Generic[StateT]):
         """The native step with the layer's present parameters, or None where there is none."""
         names, stepper = self._names[0], self._stepper
         parameters: list[Any] = [*map(self._parameters.get, names)]  # pyright: ignore[reportArgumentType]
-        if stepper is None or not stepper.fits(parameters):
-            if any(one is None and name is not None for name, one in zip(names, parameters, strict=True)):
-                return None  # a parametrization computes it
+        if stepper is None or not stepper.fits(parameters, self.cell, self.config):
+            shapes = self._shapes(0)
+            for base, name, one in zip(_PARAMETERS, names, parameters, strict=True):
+                if (one is None) != (name is None) or (one is not None and tuple(one.shape) != shapes[base]):
+                    return None  # a parametrization computes it, or the ordinary way says what does not fit
             stepper = self._stepper = make_stepper(parameters, self._weights(0), self.cell, self.config)
         return stepper
 
@@ -361,7 +364,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             nothing = input.new_zeros(shape.of_states)
             return nothing, nothing if stepper.has_c else None, stepper.begin(None, shape, 0)
         seen = state._seen_by_all()
-        if seen is None or seen >= MOST_STEPS or not are_readable((state.h, state.c, *state._parts[:3])):
+        parts = [part.contiguous() for part in state._parts[:3]]
+        if seen is None or seen >= MOST_STEPS or not are_readable((state.h, state.c, *parts)):
             return None
         return state.h, state.c, stepper.begin(state._parts, shape, seen)
 
@@ -641,13 +645,14 @@ def _replaced(config: SABConfig, k_top: int) -> SABConfig:
 
 def _parts_of(hx: Any) -> tuple[Any, Any, Any]:
     """h, c and the memory of what a layer returned; None where `hx` is nothing like that."""
+    h, c, memory = None, None, None
     if type(hx) is SABState:
-        return hx.h, hx.c, hx.__dict__["_memory"]
-    if type(hx) is SABHidden:
-        return hx, None, memory_of(hx)
-    if type(hx) is tuple and len(hx) == 2 and type(hx[0]) is SABHidden:
-        return *hx, memory_of(hx[0])
-    return None, None, None
+        h, c, memory = hx.h, hx.c, hx.__dict__["_memory"]
+    elif type(hx) is SABHidden:
+        h, memory = hx, memory_of(hx)
+    elif type(hx) is tuple and len(hx) == 2 and type(hx[0]) is SABHidden:
+        h, c, memory = *hx, memory_of(hx[0])
+    return (None, None, None) if is_changed(h) else (h, c, memory)
 
 
 def _is_made_at_once(x: Tensor) -> bool:

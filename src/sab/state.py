@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sab import torch_private
-from sab.errors import UserTypeError, check_int
+from sab.errors import UserTypeError, UserValueError, check_int
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Pending(Generic[T]):
         with self._lock:
             if self._make is not None:
                 grad, inference = self._modes
-                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch_private.outside_transforms():
                     self._made = self._make()
                 self._make = None
         return self._made
@@ -85,6 +85,8 @@ class _Carried(NamedTuple):
     plain: Tensor
     """The tensor of which it is an alias, of no class of ours."""
     memory: Memory | Pending[Memory]
+    version: int | None
+    """Torch's count of changes in place when the memory was attached; None where torch does not count."""
 
 
 class SABHidden(Tensor):
@@ -93,7 +95,8 @@ class SABHidden(Tensor):
     `SABGRU` and `SABRNN` return it where `torch.nn.GRU` and `RNN` return `h_n`, and it is that tensor: `h[-1]`,
     `h.view(...)`, `linear(h)` and every other operation give plain tensors. Passed back in, the layer continues
     exactly, with its memory. What gives the whole tensor anew (`detach`, `data`, `clone`, `contiguous`, `to`, `cpu`,
-    `cuda`, `pin_memory`, `float`, `double`, `half`, `bfloat16`) does the same to the memory.
+    `cuda`, `pin_memory`, `float`, `double`, `half`, `bfloat16`) does the same to the memory. Once changed in place,
+    it is refused as a state.
     """
 
     __torch_function__ = torch_private.no_torch_function
@@ -293,20 +296,47 @@ class SABState:
 
     def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
         """The state of these rows of the batch, in this order; a row may be named more than once."""
-        if rows is None:
-            raise UserTypeError("rows must be a number, a slice, or numbers or a mask of rows; got None.", "rows")
-        index = steps_index = rows
-        if not isinstance(rows, slice):
-            steps_index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))
-            if steps_index.numel() == 0:
-                steps_index = steps_index.long()  # an empty list is one of floats to torch
-            index = steps_index.to(self.h.device)
+        steps_index = self._index(rows)
+        index = steps_index if isinstance(steps_index, slice) else steps_index.to(self.h.device)
         # The batch is counted from the end, since a cell's state has no layers.
         h, c, numbers = (None if part is None else part[..., index, :] for part in (self.h, self.c, self.numbers))
         assert h is not None
         assert numbers is not None
         selected = SABState._of(h, c, self._parts.map(lambda tensor: tensor[..., index, :, :]))
         return selected._with(selected._parts._replace(numbers=numbers, steps=self.steps[steps_index]))
+
+    def _index(self, rows: int | slice | Sequence[int] | Tensor | None) -> slice | Tensor:
+        """Rows as an index of `steps`."""
+        if rows is None:
+            raise UserTypeError("rows must be a number, a slice, or numbers or a mask of rows; got None.", "rows")
+        if isinstance(rows, slice):
+            return rows
+        index = torch.atleast_1d(torch.as_tensor(rows, device="cpu"))
+        return index.long() if index.numel() == 0 else index  # an empty list is one of floats to torch
+
+    def reset(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
+        """The state with these rows as before their first step: zeros and an empty memory. The others stay."""
+        if self.steps.dim() == 0:
+            raise UserValueError("rows must be those of a batch; this is the state of unbatched input.", "rows")
+        fresh = torch.zeros_like(self.steps, dtype=torch.bool)
+        fresh[self._index(rows)] = True
+        parts = self._parts
+        if fresh.all():  # no slot is in use any more
+            slots = parts.numbers[..., :0]
+            parts = parts._replace(
+                microstates=parts.microstates[..., :0, :], keys=parts.keys[..., :0, :], numbers=slots
+            )
+        of_rows = fresh.to(self.h.device)
+        of_slots = of_rows[:, None, None]
+        memory = Memory(
+            microstates=parts.microstates.masked_fill(of_slots, 0.0),
+            keys=parts.keys.masked_fill(of_slots, 0.0),
+            numbers=parts.numbers.masked_fill(of_rows[:, None], -1),
+            steps=parts.steps.masked_fill(fresh, 0),
+        )
+        h, c = (None if part is None else part.masked_fill(of_rows[:, None], 0.0) for part in (self.h, self.c))
+        assert h is not None
+        return SABState._of(h, c, memory)
 
     def recent(self, count: int) -> SABState:
         """The state with the latest `count` microstates of each row alone: its older ones are forgotten."""
@@ -332,7 +362,11 @@ class SABState:
 
     def _map(self, floats: Callable[[Tensor], Tensor]) -> SABState:
         """The same with a function applied to its tensors of floating-point numbers."""
-        return SABState._of(floats(plain(self.h)), None if self.c is None else floats(self.c), self._parts.map(floats))
+        h, c = floats(plain(self.h)), None if self.c is None else floats(self.c)
+        made = SABState._of(h, c, self._parts.map(floats))
+        if is_changed(self.h):
+            made._hidden._carried = made._hidden._carried._replace(version=_CHANGED)
+        return made
 
     def _move(self, function: Callable[[Tensor], Tensor]) -> SABState:
         """The same with a function applied to all of its tensors but `steps`."""
@@ -392,16 +426,29 @@ def attach(h: Any, memory: Memory | Pending[Memory]) -> Any:
     if type(h) in _PLAIN:
         alias_of = h._carried.plain if isinstance(h, SABHidden) else h
         hidden = h.as_subclass(SABHidden)
-        hidden._carried = _Carried(alias_of, memory)
+        hidden._carried = _Carried(alias_of, memory, _CHANGED if is_changed(h) else _version(h))
         return hidden
     # A tensor that torch.export traces with can be of no other class, but it can have attributes.
     hidden: Any = h.view_as(h)
-    hidden._carried = _Carried(h, memory)
+    hidden._carried = _Carried(h, memory, None)
     hidden.state = SABState._of(hidden, None, memory)
     return hidden
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
+_CHANGED = -1
+"""A version that no tensor has."""
+
+
+def _version(h: Tensor) -> int | None:
+    return None if torch.compiler.is_compiling() or h.is_inference() else h._version
+
+
+def is_changed(h: Any) -> bool:
+    """Whether a hidden state was changed in place after its memory was attached, so that the two differ."""
+    if not isinstance(h, SABHidden) or torch.compiler.is_compiling() or h._carried.version is None:
+        return False
+    return h._carried.version != h._version
 
 
 def _alias_of(h: Any) -> Any:

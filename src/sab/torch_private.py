@@ -6,6 +6,8 @@ which is why `pyproject.toml` bounds its version. Each comment states what a nam
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -148,6 +150,13 @@ def are_transforms_active() -> bool:
 def active_transforms() -> list[str]:
     """The names of the active transforms, outermost first: vmap, grad, jvp and others."""
     return ["unknown"] if _transforms is None else [transform.key().name.lower() for transform in _transforms() or ()]
+
+
+def outside_transforms() -> Any:
+    """A context outside of all transforms: what is made there can be looked at after they have ended."""
+    if not are_transforms_active():
+        return contextlib.nullcontext()
+    return importlib.import_module("torch._functorch.pyfunctorch").temporarily_clear_interpreter_stack()
 
 
 def records_outside_grad(tensors: Iterable[Tensor | None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any
@@ -393,3 +394,29 @@ def test_a_gradient_that_nobody_can_differentiate_again_is_fast() -> None:
             grad(lambda x: layer(x)[0].sum())(x)
         grad(lambda parameters: functional_call(layer, parameters, (x,))[0].sum())(detached(layer))
         vmap(lambda x: layer(x)[0])(x.unsqueeze(0)).sum().backward()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_state_that_was_made_outside_can_be_used_inside_and_after(steps: int) -> None:
+    """It is made when it is first looked at, which is inside here."""
+    layer, x = make_layer("lstm", 3, 4).requires_grad_(False), randn(6, 2, 3)
+    with torch.no_grad():
+        _, state = layer(x)
+        for step in x[:steps]:
+            _, state = layer(step[None], state)
+    expected = torch.func.grad(lambda x: layer(x, state)[0].square().sum())(x)
+    torch.save(state, io.BytesIO())
+    with torch.no_grad():
+        _, state = layer(x)
+        for step in x[:steps]:
+            _, state = layer(step[None], state)
+    assert_close(torch.func.grad(lambda x, state: layer(x, state)[0].square().sum())(x, state), expected)
+
+
+def test_a_hidden_state_without_its_memory_is_refused() -> None:
+    layer, x = make_layer("gru", 3, 4).requires_grad_(False), randn(6, 2, 3)
+    _, h = layer(x)
+    with pytest.raises(TypeError, match=r"hx must be a SABState \(h\.state\) inside of a function transform"):
+        torch.func.grad(lambda x, h: layer(x, h)[0].sum())(x, h)
+    inside = torch.func.grad(lambda x, state: layer(x, state)[0].sum())(x, h.state)
+    assert_close(inside, torch.func.grad(lambda x: layer(x, h)[0].sum())(x))

@@ -58,9 +58,9 @@ class Shape(NamedTuple):
 class Buffer:
     """Room for the microstates of a stream: [B, capacity, n], with their keys and numbers."""
 
-    __slots__ = ("capacity", "lock", "parts", "pointers", "sizes", "used")
+    __slots__ = ("capacity", "form", "lock", "parts", "pointers", "used")
 
-    def __init__(self, like: Tensor, batch: int, capacity: int, key_size: int):
+    def __init__(self, like: Tensor, batch: int, capacity: int, key_size: int, k_att: int):
         with torch.inference_mode(False):
             new = partial(like.new_empty, device="cpu")
             self.parts = (
@@ -69,7 +69,7 @@ class Buffer:
                 new((batch, capacity), dtype=torch.int64),
             )
         self.capacity = capacity
-        self.sizes = like.shape[1], key_size, like.dtype
+        self.form = like.shape[1], key_size, like.dtype, k_att
         self.used = 0
         """How many slots have been given to states."""
         self.lock = Lock()
@@ -106,7 +106,7 @@ class Streamed(Pending[Memory]):
         with _making:
             buffer, within = self.buffer, slice(self.first, self.last)
             if buffer is not None:
-                with torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad(), torch_private.outside_transforms():
                     microstates, keys, numbers = (self.shape.of(part[:, within].clone()) for part in buffer.parts)
                     sizes = () if self.shape.batch is None else (self.shape.batch,)
                     steps = torch.full(sizes, self.seen, dtype=torch.int64, device="cpu")
@@ -136,7 +136,7 @@ class Stepper:
         return type(None), ()  # a copy of a layer makes its own
 
     def __init__(self, parameters: Sequence[Tensor | None], weights: LayerWeights, cell: str, config: SABConfig):
-        self.parameters = parameters
+        self.parameters, self.cell, self.config = parameters, cell, config
         self.tensors = [parameter for parameter in parameters if parameter is not None]
         self.places = _places(self.tensors)
         self.dtype, self.like = weights.w_hh.dtype, weights.w_hh
@@ -166,10 +166,12 @@ class Stepper:
         self._run = engine.function("step", self.dtype)
         self._arguments = ctypes.addressof(arguments)
 
-    def fits(self, parameters: Sequence[Tensor | None]) -> bool:
-        """Whether a layer's parameters are still those that this was made from, in the same places."""
+    def fits(self, parameters: Sequence[Tensor | None], cell: str, config: SABConfig) -> bool:
+        """Whether a layer's parameters are still those that this was made from, in the same places, and its options."""
         return (
             all(map(is_, parameters, self.parameters))
+            and self.config is config
+            and self.cell == cell
             and self.places == _places(self.tensors)
             and self.like.dtype is self.dtype
         )
@@ -181,7 +183,7 @@ class Stepper:
             buffer is not None
             and memory.seen < MOST_STEPS
             and memory.shape == shape
-            and buffer.sizes == (self.n, self.key_size, self.dtype)
+            and buffer.form == (self.n, self.key_size, self.dtype, self.k_att)
             and (c is not None) is self.has_c
             and all(state.shape == shape.of_states and state.dtype is self.dtype for state in states)
             and are_readable(states)
@@ -198,7 +200,7 @@ class Stepper:
     def _new_buffer(self, shape: Shape, slots: int) -> Buffer:
         """A buffer for a stream that uses so many slots."""
         capacity = _room(slots) if self.has_memory else 0
-        return Buffer(self.like, shape.rows, capacity, self.key_size)
+        return Buffer(self.like, shape.rows, capacity, self.key_size, self.k_att)
 
     def step(
         self, x: Tensor, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape
@@ -278,7 +280,7 @@ def make_stepper(
 
 
 def _places(tensors: Sequence[Tensor]) -> list[Any]:
-    return [*map(Tensor.data_ptr, tensors), *map(Tensor.is_contiguous, tensors)]
+    return [*map(Tensor.data_ptr, tensors), *map(Tensor.is_contiguous, tensors), *map(Tensor.size, tensors)]
 
 
 def _room(slots: int) -> int:
