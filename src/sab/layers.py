@@ -531,7 +531,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         )
 
     def extra_repr(self) -> str:
-        """What differs from the defaults, sizes first."""
+        """Sizes, what differs from `torch.nn`'s defaults, and the options of the memory."""
         parts = [f"{self.input_size}, {self.hidden_size}"]
         if isinstance(self, SABRNN):
             parts.append(f"nonlinearity={self.nonlinearity}")
