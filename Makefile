@@ -33,7 +33,7 @@ ifeq ($(shell uname -m),x86_64)
 ARITHMETIC += SAB_CPU_ARCH=x86-64
 endif
 NUMERIC := $(filter-out tests/ops/test_triton_%,$(wildcard tests/ops/test_*.py)) tests/parts $(wildcard tests/test_layers*.py) \
-	tests/test_state.py tests/test_tracing.py tests/lab/test_models.py tests/lab/test_claim.py tests/lab/tasks tests/lab/training
+	tests/test_cells.py tests/test_hidden.py tests/test_state.py tests/test_tracing.py tests/lab/test_models.py tests/lab/test_claim.py tests/lab/tasks tests/lab/training
 
 test-arithmetic: $(READY)
 	$(ARITHMETIC) $(BIN)/python -m pytest -n 2 --shuffle 1 $(NUMERIC)
