@@ -154,12 +154,19 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
         )
     if sequences.is_unbatched and not has_batch:
         state = state._with_batch()
-    if state.microstates.dim() == 4 and (not form.has_memory or state.microstates.shape[2] == 0):
-        # That of any layer will do: there is nothing in it that this one could read.
+    if _has_nothing_to_read(state, form):
         steps, empty = state.steps, _empty_memory(sequences, form, has_batch=True)
         state = state._with(empty._replace(steps=steps, seen=state._seen))
     _check_state(state, sequences, form)
     return state
+
+
+def _has_nothing_to_read(state: SABState, form: Form) -> bool:
+    """Whether the memory is that of another kind of layer, and yet will do: it is empty, or this layer reads none."""
+    if not isinstance(state.keys, Tensor) or state.keys.dim() != 4:
+        return False  # the checks to come say so
+    slots, key_size = state.keys.shape[2:]
+    return (slots > 0 and not form.has_memory) or (slots == 0 and key_size != form.key_size)
 
 
 def _as_of_layers(state: SABState) -> SABState:

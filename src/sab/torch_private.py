@@ -174,7 +174,7 @@ def records_outside_grad(tensors: Iterable[Tensor | None]) -> bool:
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """A tensor outside of all transforms, whose values can be looked at: with one more dimension where it is mapped."""
-    while _is_wrapped(tensor):
+    while not torch.compiler.is_compiling() and _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor
 
