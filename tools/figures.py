@@ -1,4 +1,4 @@
-"""The figures of docs/results.md and docs/performance.md, from records."""
+"""The figures of docs/results.md, from records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrM
 
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import Row
-from sab.lab.report.figures import MARKERS, draw_clip, draw_curve, draw_norms, draw_step_times
+from sab.lab.report.figures import MARKERS, draw_clip, draw_curve, draw_norms
 from sab.lab.report.numbers import METHODS, ByRow
-from sab.lab.report.performance import BOTH, FORWARD
 from sab.lab.report.tables import PAPERS_TABLES, title
 from sab.lab.tasks import TASKS, Headline
 from sab.plot.drawing import COLOURS, GREY, heat_map, plain, use_iterations, use_log_scale, use_per_cent, weight_bar
@@ -136,15 +135,3 @@ def of_results(by_row: ByRow) -> dict[str, Figure]:
     if pairs:
         drawn[datasets.CLIPPING] = clipping(pairs)
     return drawn
-
-
-def step_times(records: Sequence[Record], case: str) -> Figure:
-    """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, chosen in zip(panels, (BOTH, FORWARD), strict=True):
-        draw_step_times(axes, records, case, chosen)
-        axes.set_title(chosen.replace("+", " and "), loc="left", fontsize=11)
-    panels[1].set_ylabel("")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    return figure

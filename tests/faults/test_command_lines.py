@@ -60,7 +60,7 @@ ENDLESS = ("live", "serve", "watch")
 """Commands that go on until somebody ends them."""
 CHEAP: dict[str, Sequence[Sequence[str]]] = {
     "demo": [["--seed", "x"], ["--seed", "-1"], ["extra"]],
-    "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"], ["--compiled-steps", "0"]],
+    "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"]],
     "reproduce": [["--list"], ["--status"]],
     "reproduce drop-in": [["--list"]],
     "doctor": [["extra"], ["--nothing"]],

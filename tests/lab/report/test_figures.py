@@ -148,17 +148,24 @@ def test_runs_and_their_labels(runs: list[Path]) -> None:
             figures.learning_curve(given)
 
 
-def test_a_scorer_has_one_colour_in_both_sweeps() -> None:
+def test_a_panel_for_each_size_that_records_vary() -> None:
     figure = figures.scaling(sweep())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "SAB, default",
         "SAB, affine",
-        "SAB, dot",
-        "SAB, mlp",
         "torch.nn.LSTM",
     ]
+    steps, hidden = figure.axes
+    assert steps.get_ylabel() == "microseconds a step,\nin eager mode"
+    assert (steps.get_xlabel(), hidden.get_xlabel()) == ("steps T", "hidden size n")
+    assert (steps.get_xscale(), steps.get_yscale()) == ("log", "log")
+    default, affine, torchs = steps.lines
+    assert [*default.get_ydata()] == pytest.approx([10.0] * 3)
+    assert [*affine.get_xdata()] == [4000]
+    assert [*torchs.get_ydata()] == pytest.approx([2000 / steps for steps in (320, 784, 4000)])
     colours = {str(line.get_label()): line.get_color() for panel in figure.axes for line in panel.lines}
-    assert len(set(colours.values())) == 4
-    with pytest.raises(ValueError, match="records must hold a sweep, T or n of `sab bench --cases`; they hold none"):
+    assert len(set(colours.values())) == 3
+    with pytest.raises(ValueError, match=r"records must hold two of the cases A, B, .* that differ in T, n or B"):
         figures.scaling([])
 
 

@@ -44,27 +44,25 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
 
 
 def bench(
-    cases: Annotated[str | None, tyro.conf.arg(metavar="{None}|CASE,CASE,...")] = None,
+    cases: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATTERN,PATTERN,...")] = None,
     device: Device = "auto",
     minutes: float | None = None,
     seconds: float | None = None,
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     jobs: int | None = None,
-    compiled_steps: int = 32,
     commit: str | None = None,
 ) -> int:
-    """Measure the layer beside torch.nn.LSTM of the same size.
+    """Measure the layers beside torch.nn's of the same cell and size.
 
     Args:
-        cases: Which cases, as in A,B; None means those that were chosen for the device.
+        cases: Which cases, as in A,B or 'n-*'; None means those of the device, with --quick all.
         device: Where to measure; auto takes CUDA where there is one.
         minutes: After so many minutes nothing further is begun; None sets no limit.
-        seconds: How long each measurement goes on; None means 0.25 on a GPU and 2 elsewhere.
+        seconds: How long each measurement goes on; None means 0.5 on a GPU and 2 elsewhere.
         output: File for the records as JSON lines, written anew after each of them; None writes none.
         quick: Tiny sizes and few repeats, to see that it works.
         jobs: How many processes compile kernels ahead on a GPU; None means as many as there are cores, up to 12.
-        compiled_steps: Length of the sequence with which torch.compile of the reference is measured.
         commit: What the records give as the commit; None means that of the checkout that the code is in.
     """
     from sab.lab.experiments import bench as benchmark
@@ -72,13 +70,12 @@ def bench(
     from sab.lab.report import performance
 
     where = resolve_device(device)
-    names = benchmark.default_cases(where) if cases is None else [name.strip() for name in cases.split(",")]
     if seconds is None:
-        seconds = 0.25 if where.type == "cuda" else 2.0
+        seconds = 0.5 if where.type == "cuda" else 2.0
     check_float("seconds", seconds, above=0)
     deadline = None if minutes is None else time.monotonic() + 60 * check_float("minutes", minutes, above=0)
     jobs = min(os.cpu_count() or 1, 12) if jobs is None else check_int("jobs", jobs, 0)
-    chosen = benchmark.rows(names, where, check_int("compiled_steps", compiled_steps, 1), quick)
+    chosen = benchmark.cases(cases, where, quick)
     if output is not None:
         with writing(output, "output"):
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -91,15 +88,15 @@ def bench(
             bar.end(performance.line(record))
             if output is not None:
                 benchmark.save(records, output)
-    if any(record["kind"] != "context" for record in records):
+    if records:
         console.width = console.width if console.is_terminal else 120
         console.print(performance.table(records))
     for sentence in performance.summary(records):
         console.print(sentence, soft_wrap=True, highlight=False)
     left = len(chosen) - len(records)
     if left:
-        first = chosen[len(records)].label
-        print(f"The time was over before {left} of {len(chosen)} rows were begun, the first of them {first}.")
+        first = chosen[len(records)].case
+        print(f"The time was over before {left} of {len(chosen)} cases were begun, the first of them {first}.")
     if output is not None:
         print(f"Records: {output}")
     return DONE

@@ -108,7 +108,7 @@ def plot_scaling(
     records: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("scaling.png"),
 ) -> int:
-    """Draw what a step costs against the number of steps and the hidden size.
+    """Draw what a step costs against the number of steps, the hidden size and the batch size.
 
     Args:
         records: What `sab bench --output` wrote; of several records about the same thing the newest counts.

@@ -24,8 +24,9 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from sab.errors import UserValueError, printable
+from sab.lab.experiments.timing import BOTH
 from sab.lab.files import replacing
-from sab.lab.report.performance import BOTH, SWEPT, Record, common_way, load, microseconds_a_step, swept_records
+from sab.lab.report.performance import SWEPT, WAYS, Record, common_way, load, microseconds_a_step, swept_records
 from sab.lab.training import evaluation
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device
@@ -225,10 +226,10 @@ def trace_of(run: Run, target_step: int | None = None, target_unit: int | None =
 
 
 def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, ax: Axes | None = None) -> Figure:
-    """Draw what a step costs, forward and backward, against the number of steps and the hidden size.
+    """Draw what a step costs, forward and backward, against the number of steps, the hidden size and the batch size.
 
-    `records` are those of `sab bench --output`, or the files that hold them. There is a panel for each sweep; with `ax`
-    only the first sweep is drawn.
+    `records` are those of `sab bench --output`, or the files that hold them. There is a panel for each size that they
+    vary; with `ax` only the first is drawn.
     """
     given = [records] if isinstance(records, str | Path) else list(records)
     files = [Path(one) for one in given if isinstance(one, str | Path)]
@@ -236,35 +237,36 @@ def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, a
     found = [*read, *(load(files) if files else [])]
     sweeps = {case: swept for case in SWEPT if (swept := swept_records(found, case))}
     if not sweeps:
-        raise UserValueError(f"records must hold a sweep, {' or '.join(SWEPT)} of `sab bench --cases`; they hold none.")
+        cases = ", ".join(dict.fromkeys(case for _, _, along in SWEPT.values() for case in along))
+        raise UserValueError(f"records must hold two of the cases {cases} that differ in T, n or B; they hold none.")
     if ax is not None:
         case, swept = next(iter(sweeps.items()))
-        draw_step_times(ax, swept, case, BOTH)
+        draw_step_times(ax, swept, case)
         legend_above(ax)
         return figure_of(ax)
     figure = Figure(figsize=(1.5 + 3.9 * len(sweeps), 3.8), layout="constrained")
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
     scorers = _scorers([record for swept in sweeps.values() for record in swept])
     for axes, (case, swept) in zip(panels, sweeps.items(), strict=True):
-        draw_step_times(axes, swept, case, BOTH, scorers)
+        draw_step_times(axes, swept, case, scorers)
     keys = {key.get_label(): key for axes in panels for key in axes.get_legend_handles_labels()[0]}
     keys[TORCH_LABEL] = keys.pop(TORCH_LABEL)  # last
     figure.legend(handles=list(keys.values()), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
-def draw_step_times(axes: Axes, records: Sequence[Record], case: str, chosen: str, scorers: Sequence[str] = ()) -> None:
-    """Microseconds a step in a sweep: `chosen` is forward and backward, or forward alone; `scorers` are all that the
-    figure has, where it has more than the records."""
-    entry, symbol = SWEPT[case]
+def draw_step_times(axes: Axes, records: Sequence[Record], case: str, scorers: Sequence[str] = ()) -> None:
+    """Microseconds a step, forward and backward, in a sweep; `scorers` are all that the figure has, where it has more
+    than the records."""
+    entry, called, _ = SWEPT[case]
     way = common_way(records)
     present = _scorers(records)
-    for name in [*present, "nn.LSTM"]:
+    for name in [*present, "torch.nn"]:
         points: dict[int, float] = {}
         for record in records:
-            if name in (record["scorer"], "nn.LSTM"):
-                of = name if name == "nn.LSTM" else "ours"
-                time = microseconds_a_step(record, way, chosen, of)
+            if name in (record["scorer"], "torch.nn"):
+                side = name if name == "torch.nn" else "ours"
+                time = microseconds_a_step(record, way, BOTH, side)
                 points[record[entry]] = min(time, points.get(record[entry], time))
         axes.plot(sorted(points), [points[point] for point in sorted(points)], **_style_of(name, scorers or present))
     axes.set_xscale("log")
@@ -273,8 +275,8 @@ def draw_step_times(axes: Axes, records: Sequence[Record], case: str, chosen: st
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(sorted({record[entry] for record in records}))
     axes.tick_params(axis="x", labelrotation=45)
-    axes.set_xlabel({"T": "steps T", "n": "hidden size n"}[symbol])
-    axes.set_ylabel(f"microseconds a step,\n{'from a CUDA graph' if way == 'graph' else 'as called'}")
+    axes.set_xlabel(called)
+    axes.set_ylabel(f"microseconds a step,\n{WAYS[way]}")
     plain(axes)
 
 
@@ -284,7 +286,7 @@ def _scorers(records: Sequence[Record]) -> list[str]:
 
 def _style_of(name: str, scorers: Sequence[str]) -> dict[str, Any]:
     """How a scorer of ours is drawn, or torch.nn.LSTM."""
-    if name == "nn.LSTM":
+    if name == "torch.nn":
         return {"color": "0.3", "linestyle": "--", "marker": "s", "markersize": 5, "label": TORCH_LABEL}
     place = scorers.index(name)
     return {"color": COLOURS[place], "marker": "ovD^"[place], "markersize": 5, "label": f"SAB, {name}"}

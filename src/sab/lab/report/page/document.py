@@ -314,26 +314,15 @@ def _curve_of_record(row: Row, record: Record) -> plots.Curve:
 def _add_benchmark(made: Parts, records: Sequence[performance.Record]) -> None:
     if not records:
         return
-    required = [record for record in records if record["kind"] == "required"]
     body = [elements.paragraph(sentence) for sentence in performance.summary(records)]
-    body += [elements.paragraph(_cases(required))] if required else []
     if performance.verdicts(records):
         body.append(_add_figure(made, "ratios", plots.ratios(records)))
     swept = {case: performance.swept_records(records, case) for case in performance.SWEPT}
     body += [_add_figure(made, f"sweep-{case}", plots.sweep(found, case)) for case, found in swept.items() if found]
-    if required:
-        body.append(elements.table(performance.HEADER, map(performance.cells, required), "Every case of the benchmark"))
+    for kind, title in (("required", "Every case of the benchmark"), ("earlier", "Other memories, measured earlier")):
+        rows = [line for record in records if record["kind"] == kind for line in performance.lines(record)]
+        body += [elements.table(performance.HEADER, rows, title)] if rows else []
     made.sections["speed"] = ("Speed", elements.section("speed", "Speed", body))
-
-
-def _cases(records: Sequence[performance.Record]) -> str:
-    """What the letters stand for."""
-    sizes = {
-        one["case"]: f"hidden size {one['hidden_size']:,}, {one['steps']:,} steps, batch {one['batch_size']}, on "
-        + one["device"].partition(" ")[0]
-        for one in records
-    }
-    return f"The cases: {'; '.join(f'{case}: {size}' for case, size in sorted(sizes.items()))}."
 
 
 def _id(name: str) -> str:

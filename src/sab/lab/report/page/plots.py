@@ -8,6 +8,7 @@ from math import ceil, floor, log10
 from statistics import median
 from typing import Any, NamedTuple
 
+from sab.lab.experiments.timing import BOTH
 from sab.lab.report import performance
 from sab.lab.report.numbers import NONE
 from sab.lab.report.page.elements import Drawn, Figure, label
@@ -133,13 +134,13 @@ def _last_line(name: str, seeds: Sequence[Curve], headline: Headline) -> list[st
 
 
 def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
-    """What a step costs in a sweep of the benchmark, ours with each scorer and nn.LSTM's, over what is swept."""
-    entry, symbol = performance.SWEPT[case]
-    way, chosen = performance.common_way(records), performance.BOTH
+    """What a step costs in a sweep of the benchmark, ours with each scorer and torch.nn's, over what is swept."""
+    entry, called, _ = performance.SWEPT[case]
+    way = performance.common_way(records)
     points: dict[str, dict[int, float]] = {}
     for record in records:
-        for name, of in ((f"SAB, {record['scorer']}", "ours"), ("torch.nn.LSTM", "nn.LSTM")):
-            time = shown(performance.microseconds_a_step(record, way, chosen, of))
+        for name, of in ((f"SAB, {record['scorer']}", "ours"), ("torch.nn.LSTM", "torch.nn")):
+            time = shown(performance.microseconds_a_step(record, way, BOTH, of))
             known = points.setdefault(name, {})
             known[record[entry]] = min(time, known.get(record[entry], time))
     data = [
@@ -148,7 +149,6 @@ def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
         for (name, known), colour in zip(points.items(), cycle(COLOURS), strict=False)
     ]
     swept = sorted({record[entry] for record in records})
-    called = {"T": "steps T", "n": "hidden size n"}[symbol]
     ticks = swept[:1]
     for one in swept[1:]:
         ticks += [one] if one >= 1.4 * ticks[-1] else []  # nearer ones would be written over each other
@@ -163,46 +163,44 @@ def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
         for name, known in points.items()
     )
     summary = f"Microseconds a step from {called} = {swept[0]:,} to {swept[-1]:,}: {ends}."
-    return Drawn({"data": data, "layout": layout}, caption, summary, (symbol, *points), lines)
+    return Drawn({"data": data, "layout": layout}, caption, summary, (case, *points), lines)
 
 
 def ratios(records: Sequence[performance.Record]) -> Drawn:
-    """How long the required cases take compared with nn.LSTM, in the faster of our precisions, and the targets."""
+    """How long the cases with a target take compared with torch.nn, each side in its faster precision."""
     found = performance.verdicts(records)
     data: list[dict[str, Any]] = []
-    cases = [f"{one.case}, {one.scorer}" for one in found]
-    places, target = list(range(len(cases))), "at most, by the target"
+    cases = [one.case for one in found]
+    places = list(range(len(cases)))
+    ways = list(dict.fromkeys(way for one in found for way in one.ratio))
     columns: dict[str, list[float | None]] = {}
-    for way, colour in zip(dict.fromkeys(way for one in found for way in one.ratio), COLOURS, strict=False):
+    ends: list[float | None] = []
+    heights: list[float | None] = []
+    for number, (way, colour) in enumerate(zip(ways, COLOURS, strict=False)):
         values = columns[_way(way)] = [shown(one.ratio[way]) if way in one.ratio else None for one in found]
+        columns[f"{_way(way)}, at most"] = [one.target.get(way) for one in found]
         bars = {"type": "bar", "x": places, "y": values, "name": _way(way), "marker": {"color": colour}}
         data.append({**bars, "hovertext": cases, "hovertemplate": "%{hovertext}: %{y}"})
-    columns[target] = [one.target for one in found]
-    # A line over the bars of each case, as wide as they are.
-    ends = [end for place in places for end in (place - 0.4, place + 0.4, None)]
-    heights = [height for one in columns[target] for height in (one, one, None)]
-    data.append({"x": ends, "y": heights, "mode": "lines", "name": target, "line": {"color": "@ink", "width": 2}})
-    data[-1]["hoverinfo"] = "skip"
-    layout: Figure = {"xaxis": axis("case, scorer", tickvals=places, ticktext=list(map(label, cases)), showgrid=False)}
+        for place, one in zip(places, found, strict=True):  # a line over each bar that has a target, as wide as it is
+            left = place - 0.4 + 0.8 * number / len(ways)
+            ends += [left, left + 0.8 / len(ways), None]
+            heights += [one.target.get(way), one.target.get(way), None]
+    data.append({"x": ends, "y": heights, "mode": "lines", "name": "at most, by the target"})
+    data[-1] |= {"line": {"color": "@ink", "width": 2}, "hoverinfo": "skip"}
+    layout: Figure = {"xaxis": axis("case", tickvals=places, ticktext=list(map(label, cases)), showgrid=False)}
     layout["xaxis"]["range"] = [-0.6, len(cases) - 0.4]
-    layout |= {"yaxis": axis("time over nn.LSTM's", rangemode="tozero"), "barmode": "group"}
+    layout |= {"yaxis": axis("time over torch.nn's", rangemode="tozero"), "barmode": "group"}
     lines = [
         [case, *(NONE if value is None else f"{value:.2f}" for value in values)]
         for case, *values in zip(cases, *columns.values(), strict=True)
     ]
-    header = ("case, scorer", *columns)
     summary = " ".join(performance.summary(records))
-    return Drawn(
-        {"data": data, "layout": layout},
-        "Time over that of torch.nn.LSTM, forward and backward",
-        summary,
-        header,
-        lines,
-    )
+    caption = "Time over that of torch.nn's layer of the same cell"
+    return Drawn({"data": data, "layout": layout}, caption, summary, ("case", *columns), lines)
 
 
 def _way(way: str) -> str:
-    return "from a CUDA graph" if way == "graph" else "as called"
+    return performance.WAYS[way]
 
 
 def _microseconds(value: float | None) -> str:
