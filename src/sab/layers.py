@@ -300,7 +300,7 @@ class SABLayer(nn.Module, Generic[StateT]):
                 output = h.clone()  # may be changed in place without changing the state
                 return output.transpose(0, 1) if self.batch_first and output.dim() == 3 else output, state
         form = self._form
-        sequences = self._sequences(input, lengths)
+        sequences = time_major(input, lengths, form)
         output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
@@ -449,8 +449,15 @@ class SABLayer(nn.Module, Generic[StateT]):
         return SABState._of(*ends(), kept) if isinstance(kept, Memory) else SABState._on_demand(ends, kept)
 
     def _weights(self, index: int) -> LayerWeights:
-        # By attribute, since a parametrization may compute them.
-        values = [None if name is None else getattr(self, name) for name in self._names[index]]
+        values: list[Any]
+        if torch.compiler.is_compiling():
+            values = [None if name is None else getattr(self, name) for name in self._names[index]]
+        else:
+            # An attribute of a module takes ten times as long to find as an entry of a dictionary.
+            values = [None if name is None else self._parameters.get(name) for name in self._names[index]]
+            for place, name in enumerate(self._names[index]):
+                if name is not None and values[place] is None:
+                    values[place] = getattr(self, name)  # a parametrization computes it
         scorer = ScorerWeights._make(values[4:8])
         return LayerWeights(*values[:4], scorer, *values[8:])  # pyright: ignore[reportCallIssue]
 

@@ -98,3 +98,8 @@ def told_when_slow() -> Iterator[None]:
 def first_launches() -> list[float]:
     """Seconds of each first launch of a kernel in this process, with its compilation where no cache had it."""
     return list(_made)
+
+
+def cache_folder() -> str:
+    """Where Triton keeps what it has compiled."""
+    return knobs.cache.dir
