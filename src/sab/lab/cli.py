@@ -40,6 +40,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "info": machine.info,
     "doctor": machine.doctor,
     "tasks": machine.tasks,
+    "warm-up": machine.warm_up,
     "demo": experiments.demo,
     "bench": experiments.bench,
     "reproduce": experiments.reproduce,
