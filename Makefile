@@ -54,7 +54,7 @@ bench: $(READY)
 options: $(READY)
 	$(BIN)/python -m tools.options
 
-# The tables and figures of docs/performance.md, from the records that are kept.
+# The tables and figures of docs/performance.md and docs/engine.md, from the records that are kept.
 performance: $(READY)
 	$(BIN)/python -m tools.performance
 

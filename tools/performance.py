@@ -1,11 +1,13 @@
-"""Renews the tables and figures of docs/performance.md from benchmarks/results: `python -m tools.performance`."""
+"""Renews the tables and figures on speed in docs/ from benchmarks/results: `python -m tools.performance`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sab.lab.experiments.bench import CASES
 from sab.lab.experiments.timing import BOTH
 from sab.lab.report.figures import save, scaling
+from sab.lab.report.numbers import NONE
 from sab.lab.report.performance import (
     HEADER,
     SWEPT,
@@ -19,6 +21,7 @@ from sab.lab.report.performance import (
     summary,
     swept_records,
 )
+from tools import floors
 from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
 
 PICTURE = "time-of-a-step.png"
@@ -29,7 +32,8 @@ def main() -> None:
     if any(swept_records(records, axis) for axis in SWEPT):
         save(scaling(records), IMAGES / PICTURE)
     replace_part(ROOT / "docs" / "performance.md", "benchmark", page_part(records))
-    replace_part(ROOT / "docs" / "performance.md", "earlier", earlier_part(records))
+    replace_part(ROOT / "docs" / "engine.md", "floors", floors_part(records))
+    replace_part(ROOT / "docs" / "engine-appendix.md", "earlier", earlier_part(records))
     replace_part(ROOT / "docs" / "from-torch.md", "cost", cost_part(records))
 
 
@@ -38,13 +42,45 @@ def page_part(records: Sequence[Record]) -> str:
     required = [record for record in records if record["kind"] == "required"]
     if not required:
         return "Nothing has been measured yet."
-    parts = [*summary(records), markdown(HEADER, (one for record in required for one in lines(record)))]
-    if any(swept_records(records, axis) for axis in SWEPT):
+    sentences = summary(records, names_missed=False)  # the table has them
+    parts = [*sentences, markdown(HEADER, (one for record in required for one in lines(record, judged=True)))]
+    drawn = [record for axis in SWEPT for record in swept_records(records, axis)]
+    if drawn:
         parts.append(f"![Time of a step against T, n and B](images/{PICTURE})")
+    if any(record["kind"] == "sweep" for record in drawn):
+        parts.append('(An earlier measurement on an H200: the scorers of the legend with `incorporate="add"`.)')
     failed = [f"- {line(record)}" for record in required if "error" in record]
     if failed:
         parts.append("\n".join(["What could not be measured:", "", *failed]))
     return "\n\n".join([*parts, _about(required)])
+
+
+def floors_part(records: Sequence[Record]) -> str:
+    """The least that each case could take, compared with what it takes."""
+    by_case = {record["case"]: record for record in records if record["kind"] == "required" and "error" not in record}
+    gpu: list[list[str]] = []
+    cpu: list[list[str]] = []
+    for case in CASES.values():
+        record = by_case.get(case.case)
+        if case.device == "cuda":
+            floor = floors.of_gpu(case)
+            ours = None if record is None else _device_time(record)
+            shown = [show_time(1e3 * seconds) for seconds in (*floor, floor.most)]
+            times = [NONE] * 2 if ours is None else [show_time(ours), f"{ours / (1e3 * floor.most):.1f}"]
+            gpu.append([case.case, *shown, *times])
+        else:
+            chosen = next(iter(case.limits["eager"]))
+            ratio = NONE if record is None else f"{record['ratio']['eager'][chosen]:.2f}"
+            cpu.append([case.case, f"{floors.multiply_adds(case):.2f}", ratio])
+    header = ("case", "products, ms", "memory, ms", "chain, ms", "floor, ms", "ours, ms", "ours / floor")
+    on_cpu = markdown(("case", "products / torch.nn's", "time / torch.nn's"), cpu)
+    return f"On an H200:\n\n{markdown(header, gpu)}\n\nOn a CPU:\n\n{on_cpu}"
+
+
+def _device_time(record: Record) -> float:
+    """Milliseconds of ours, forward and backward, as near to the device's own time as was measured."""
+    way = "graph" if BOTH in record["ratio"].get("graph", {}) else "eager"
+    return fastest(record, way, BOTH, "ours")["median"]
 
 
 def earlier_part(records: Sequence[Record]) -> str:

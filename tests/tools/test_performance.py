@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sab.lab.experiments.bench import CASES
 from sab.lab.report.performance import _upgraded, load
 from tests.lab.report.test_performance import first_version, record, sweep
+from tools import floors
 from tools.pages import ROOT, with_part
-from tools.performance import cost_part, earlier_part, page_part
+from tools.performance import cost_part, earlier_part, floors_part, page_part
 
 
 def test_the_page() -> None:
@@ -36,6 +39,39 @@ def test_what_the_first_version_measured() -> None:
     assert earlier_part([record()]) == "Nothing has been measured yet."
 
 
+def test_every_case_has_a_floor() -> None:
+    told = floors_part([record(ours=3.0), record("B", error="it broke"), record("F", ours=4.0)]).splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in told if line.startswith("| ")] == [
+        "case",
+        "---",
+        *(name for name, case in CASES.items() if case.device == "cuda"),
+        "case",
+        "---",
+        *(name for name, case in CASES.items() if case.device == "cpu"),
+    ]
+    a = next(line for line in told if line.startswith("| A |"))
+    floor = floors.of_gpu(CASES["A"]).most * 1e3
+    assert a.endswith(f"| {floor:.2f} | 1.50 | {1.5 / floor:.1f} |"), "from a graph"
+    assert next(line for line in told if line.startswith("| B |")).endswith("| – | – |")
+    assert "| F | 1.81 | 2.00 |" in told
+    assert max(map(len, told)) <= 90
+
+
+def test_floors_are_those_of_the_sizes() -> None:
+    a, steps = CASES["A"], 320
+    products, memory, chain = floors.of_gpu(a)
+    rows, n = 64 * steps, 128
+    assert products == pytest.approx(2 * rows * (3 * (4 + 3.5) * n * n + 2 * 4 * n * n + steps / 4 * n) / 989e12)
+    assert memory == pytest.approx(4 * rows * 62 * n / 4.8e12)
+    assert chain == pytest.approx(steps * (1.8e-6 + 2 * n * steps / 4 / (64 * 1.98e9)))
+    longer = floors.of_gpu(replace(a, steps=2 * steps))
+    assert longer.products > 2 * products, "there is more to score"
+    assert longer.memory == pytest.approx(2 * memory)
+    assert floors.of_gpu(CASES["C"]).chain == pytest.approx(180 * (9 * 0.7e-6 + 2 * 2 * 7.5e6 / (132 * 64 * 1.98e9)))
+    assert floors.multiply_adds(CASES["F"]) == pytest.approx(1 + 3.5 * 128 / (4 * 138))
+    assert floors.of_gpu(CASES["packed"]).chain == pytest.approx(4 * chain)
+
+
 def test_the_cost_against_the_length() -> None:
     told = cost_part([record("H-3000", ours=9.0), record("H-200"), record()]).splitlines()
     assert told[2:4] == [
@@ -50,7 +86,8 @@ def test_the_cost_against_the_length() -> None:
     ("page", "name", "part"),
     [
         ("performance.md", "benchmark", page_part),
-        ("performance.md", "earlier", earlier_part),
+        ("engine.md", "floors", floors_part),
+        ("engine-appendix.md", "earlier", earlier_part),
         ("from-torch.md", "cost", cost_part),
     ],
 )

@@ -160,9 +160,9 @@ def test_a_panel_for_each_size_that_records_vary() -> None:
     assert (steps.get_xlabel(), hidden.get_xlabel()) == ("steps T", "hidden size n")
     assert (steps.get_xscale(), steps.get_yscale()) == ("log", "log")
     default, affine, torchs = steps.lines
-    assert [*default.get_ydata()] == pytest.approx([10.0] * 3)
-    assert [*affine.get_xdata()] == [4000]
-    assert [*torchs.get_ydata()] == pytest.approx([2000 / steps for steps in (320, 784, 4000)])
+    assert numpy.asarray(default.get_ydata()).tolist() == pytest.approx([10.0] * 3)
+    assert numpy.asarray(affine.get_xdata()).tolist() == [4000]
+    assert numpy.asarray(torchs.get_ydata()).tolist() == pytest.approx([2000 / steps for steps in (320, 784, 4000)])
     colours = {str(line.get_label()): line.get_color() for panel in figure.axes for line in panel.lines}
     assert len(set(colours.values())) == 3
     with pytest.raises(ValueError, match=r"records must hold two of the cases A, B, .* that differ in T, n or B"):

@@ -241,34 +241,34 @@ def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, a
         raise UserValueError(f"records must hold two of the cases {cases} that differ in T, n or B; they hold none.")
     if ax is not None:
         case, swept = next(iter(sweeps.items()))
-        draw_step_times(ax, swept, case)
+        draw_step_times(ax, swept, case, common_way(swept), _scorers(swept))
         legend_above(ax)
         return figure_of(ax)
-    figure = Figure(figsize=(1.5 + 3.9 * len(sweeps), 3.8), layout="constrained")
+    figure = Figure(figsize=(1.5 + 3.2 * len(sweeps), 3.6), layout="constrained")
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
-    scorers = _scorers([record for swept in sweeps.values() for record in swept])
+    drawn = [record for swept in sweeps.values() for record in swept]
+    scorers, way = _scorers(drawn), common_way(drawn)
     for axes, (case, swept) in zip(panels, sweeps.items(), strict=True):
-        draw_step_times(axes, swept, case, scorers)
+        draw_step_times(axes, swept, case, way, scorers)
+        axes.set_ylabel(axes.get_ylabel() if axes is panels[0] else "")
     keys = {key.get_label(): key for axes in panels for key in axes.get_legend_handles_labels()[0]}
     keys[TORCH_LABEL] = keys.pop(TORCH_LABEL)  # last
     figure.legend(handles=list(keys.values()), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
-def draw_step_times(axes: Axes, records: Sequence[Record], case: str, scorers: Sequence[str] = ()) -> None:
-    """Microseconds a step, forward and backward, in a sweep; `scorers` are all that the figure has, where it has more
-    than the records."""
+def draw_step_times(axes: Axes, records: Sequence[Record], case: str, way: str, scorers: Sequence[str]) -> None:
+    """Microseconds a step, forward and backward, in a sweep, called in one of WAYS; `scorers` are all that the figure
+    has."""
     entry, called, _ = SWEPT[case]
-    way = common_way(records)
-    present = _scorers(records)
-    for name in [*present, "torch.nn"]:
+    for name in [*_scorers(records), "torch.nn"]:
         points: dict[int, float] = {}
         for record in records:
             if name in (record["scorer"], "torch.nn"):
                 side = name if name == "torch.nn" else "ours"
                 time = microseconds_a_step(record, way, BOTH, side)
                 points[record[entry]] = min(time, points.get(record[entry], time))
-        axes.plot(sorted(points), [points[point] for point in sorted(points)], **_style_of(name, scorers or present))
+        axes.plot(sorted(points), [points[point] for point in sorted(points)], **_style_of(name, scorers))
     axes.set_xscale("log")
     use_log_scale(axes)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

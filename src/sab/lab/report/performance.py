@@ -201,8 +201,8 @@ def verdicts(records: Iterable[Record]) -> list[Verdict]:
     return list(made.values())
 
 
-def summary(records: Sequence[Record]) -> list[str]:
-    """Sentences on how many targets are met, on disturbed rows and on memory."""
+def summary(records: Sequence[Record], *, names_missed: bool = True) -> list[str]:
+    """Sentences on how many targets are met, and which are not, on disturbed rows and on memory."""
     sentences: list[str] = []
     found = verdicts(records)
     for way in dict.fromkeys(way for one in found for way in one.ratio):
@@ -212,7 +212,7 @@ def summary(records: Sequence[Record]) -> list[str]:
         where = WAYS[way]
         sentence = f"{where[0].upper()}{where[1:]} {len(judged) - len(missed)} of {len(judged)} targets are met"
         sentence += f", {at_most_one} with a ratio of at most 1"
-        if missed:
+        if missed and names_missed:
             which = (f"{one.case} {one.ratio[way]:.2f} (at most {one.target[way]:g})" for one in missed)
             sentence += f"; not met: {', '.join(which)}"
         sentences.append(sentence + ".")
@@ -253,13 +253,14 @@ def _label(record: Record, chosen: str) -> str:
     return label if record["kind"] == "required" else f"{label}, {memory_of(record)} {record['precisions'][0]}"
 
 
-def lines(record: Record) -> list[list[str]]:
-    """A record as lines below HEADER, one for each pass."""
+def lines(record: Record, *, judged: bool = False) -> list[list[str]]:
+    """A record as lines below HEADER, one for each pass, or for each that has a target."""
     sizes = [str(record[name]) for name in ("hidden_size", "batch_size", "steps")]
     if "error" in record:
         return [[_label(record, BOTH), *sizes, "failed", *[NONE] * (len(HEADER) - 5)]]
     memory = ", ".join(f"{ratio:.2f}" for ratio in record.get("memory_ratio", {}).values()) or NONE
-    passes = dict.fromkeys(chosen for ratios in record["ratio"].values() for chosen in ratios)
+    wanted = record["targets" if judged else "ratio"]
+    passes = dict.fromkeys(one for way in wanted for one in wanted[way] if one in record["ratio"].get(way, {}))
     return [
         [
             _label(record, chosen),
