@@ -73,6 +73,26 @@ def page_part(records: Sequence[Record]) -> str:
     return "\n\n".join(parts)
 
 
+def swap_part(records: Sequence[Record]) -> str:
+    """A short table for readers in a hurry: each cell of `torch.nn` next to SAB's on real data, the better one bold."""
+    lines = []
+    for problem in (one for one in PROBLEMS.values() if one.is_real):
+        line = [f"{_title(problem)}, {problem.make_task().headline.label}"]
+        for cell in problem.cells:
+            groups = [_chosen(problem, cell, method, records) for method in ("torch", "sab")]
+            values = [group.median if group else None for group in groups]
+            shown = [
+                _show(problem, value, "not finite") if group else NOT_RUN
+                for group, value in zip(groups, values, strict=True)
+            ]
+            if all(groups) and values[0] != values[1]:
+                better = int(_reaches(problem, values[1], values[0]))
+                shown[better] = f"**{shown[better]}**"
+            line += shown
+        lines.append(line)
+    return markdown(["", "`nn.LSTM`", "`SABLSTM`", "`nn.GRU`", "`SABGRU`"], lines)
+
+
 def group_of(problem: Problem, cell: str, method: str, rate: float, records: Iterable[Record]) -> Group:
     """The reported runs of a row."""
     wanted = {"problem": problem.name, "cell": cell, "method": method, "rate": rate}
