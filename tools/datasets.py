@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.settings import PAPERS, Setting
-from sab.lab.experiments.tables import COLUMNS, ROWS, Row
-from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, label, measures, show_median
+from sab.lab.experiments.tables import Row
+from sab.lab.report.numbers import NONE, ByRow, label, measures
 from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading, title
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
 
 CLIPPING = "clipping.png"
 """The file of the figure; those of the learning curves are `curves_of`."""
-README = {
-    "ptb": {
-        "LSTM, full BPTT": "ptb-bptt",
-        "LSTM, TBPTT, k_trunc = 5": "ptb-tbptt-5",
-        "LSTM, TBPTT, k_trunc = 5, our training": "ptb-tbptt-5-ours",
-        "SAB, k_trunc = 5, k_top = 5": "ptb-sab-5-5-ours",
-        "SAB, k_trunc = 5, k_top = 10": "ptb-sab-5-10-ours",
-    },
-    "text8": {
-        "LSTM, full BPTT": "text8-bptt",
-        "LSTM, TBPTT, k_trunc = 5": "text8-tbptt-5",
-        "LSTM, TBPTT, k_trunc = 5, our training": "text8-tbptt-5-ours",
-        "SAB, k_trunc = k_top = 5": "text8-sab-5-5-ours",
-    },
-    "mnist": {
-        "LSTM, full BPTT": "mnist-bptt",
-        "LSTM, TBPTT, k_trunc = 14, our training": "mnist-tbptt-14-ours",
-        "SAB, k_trunc = 14, k_top = 5": "mnist-sab-14-5-ours",
-        "SAB, k_trunc = 14, k_top = 10": "mnist-sab-14-10-ours",
-        "SAB, k_trunc = k_top = 10": "mnist-sab-10-10-ours",
-    },
-}
-"""What the README shows of each task: rows by what they are called there."""
 
 
 def tables(by_row: ByRow) -> list[str]:
@@ -130,28 +107,3 @@ def clipping_pairs(by_row: ByRow) -> dict[str, tuple[Record, Record]]:
         if clipped and unclipped:
             pairs[heading(section.rows, by_row)] = clipped[0], unclipped[0]
     return pairs
-
-
-def readme(by_row: ByRow) -> list[str]:
-    """The README's short tables."""
-    parts: list[str] = []
-    for task, names in README.items():
-        rows = {name: ROWS[row] for name, row in names.items()}
-        lines = [[name, *_brief(row, by_row.get(row.id, []))] for name, row in rows.items()]
-        name = heading(list(rows.values()), by_row)
-        text = f"{name}: {label(TASKS[task].headline)}, the paper's / here, median (seeds)"
-        carried = ["test, state carried: here"] if len(measures(task)) > 1 else []
-        parts += [f"{text}; `sab reproduce {task}`:", markdown(["", "valid", "test", *carried], lines)]
-    return parts
-
-
-def _brief(row: Row, records: Sequence[Record]) -> list[str]:
-    metric, *carried = measures(row.task).values()
-    here = [f"{row.paper.get(split, NONE)} / {_here(row, records, metric, split)}" for split in COLUMNS[row.task]]
-    return [*here, *(_here(row, records, one, "test") for one in carried)]
-
-
-def _here(row: Row, records: Sequence[Record], metric: str, split: str) -> str:
-    if not records:
-        return NOT_RUN
-    return f"{show_median(records, metric, TASKS[row.task].headline.higher_is_better, split)} ({len(records)})"

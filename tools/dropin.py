@@ -73,6 +73,26 @@ def page_part(records: Sequence[Record]) -> str:
     return "\n\n".join(parts)
 
 
+def swap_part(records: Sequence[Record]) -> str:
+    """A short table for readers in a hurry: each cell of `torch.nn` next to SAB's on real data, the better one bold."""
+    lines = []
+    for problem in (one for one in PROBLEMS.values() if one.is_real):
+        line = [f"{_title(problem)}, {problem.make_task().headline.label}"]
+        for cell in problem.cells:
+            groups = [_chosen(problem, cell, method, records) for method in ("torch", "sab")]
+            values = [group.median if group else None for group in groups]
+            shown = [
+                _show(problem, value, "not finite") if group else NOT_RUN
+                for group, value in zip(groups, values, strict=True)
+            ]
+            if all(groups) and values[0] != values[1]:
+                better = int(_reaches(problem, values[1], values[0]))
+                shown[better] = f"**{shown[better]}**"
+            line += shown
+        lines.append(line)
+    return markdown(["", "`nn.LSTM`", "`SABLSTM`", "`nn.GRU`", "`SABGRU`"], lines)
+
+
 def group_of(problem: Problem, cell: str, method: str, rate: float, records: Iterable[Record]) -> Group:
     """The reported runs of a row."""
     wanted = {"problem": problem.name, "cell": cell, "method": method, "rate": rate}
@@ -119,9 +139,9 @@ def _comparison(problems: Sequence[Problem], records: Sequence[Record]) -> list[
             medians = {method: group.median if group else None for method, group in groups.items()}
             ours, theirs = medians["sab"], medians["torch"]
             verdict = NONE
-            if ours is not None and theirs is not None:
+            if groups["sab"] and groups["torch"]:  # a median that is not finite is worse than any number
                 verdict = "equal" if ours == theirs else "yes" if _reaches(problem, ours, theirs) else "no"
-            shown = [_show(problem, medians[method]) if groups[method] else NOT_RUN for method in METHODS]
+            shown = [_show(problem, medians[method], "not finite") if groups[method] else NOT_RUN for method in METHODS]
             lines.append([_title(problem), cell, *shown, verdict])
     header = ["task", "cell", *(NAMES[method] for method in METHODS), "SAB better than torch.nn"]
     return ["### Real data: medians on test data", markdown(header, lines)] if lines else []
@@ -134,7 +154,9 @@ def _chosen(problem: Problem, cell: str, method: str, records: Sequence[Record])
     return group if group is not None and group.records else None
 
 
-def _reaches(problem: Problem, value: float, other: float) -> bool:
+def _reaches(problem: Problem, value: float | None, other: float | None) -> bool:
+    if value is None or other is None:
+        return other is None
     return problem.make_task().headline.reaches(value, other)
 
 
@@ -198,8 +220,8 @@ def _costs(groups: Iterable[Group]) -> list[str]:
     return [f"{found[-1]['parameters']:,}", f"{statistics.median(record['wall_time'] for record in found):.0f}"]
 
 
-def _show(problem: Problem, value: float | None) -> str:
-    return NONE if value is None else problem.make_task().headline.show(value)
+def _show(problem: Problem, value: float | None, missing: str = NONE) -> str:
+    return missing if value is None else problem.make_task().headline.show(value)
 
 
 def _title(problem: Problem) -> str:

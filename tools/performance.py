@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sab.lab.experiments.bench import CASES
-from sab.lab.experiments.timing import BOTH
+from sab.lab.experiments.timing import BOTH, STREAM
 from sab.lab.report.figures import save, scaling
 from sab.lab.report.numbers import NONE
 from sab.lab.report.performance import (
@@ -25,6 +25,8 @@ from tools import floors
 from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
 
 PICTURE = "time-of-a-step.png"
+IN_SHORT = ("A", "n-256", "C", "GRU", "B-1", "E-4000", "F", "H-200", "H-3000", "stream-cell")
+"""The cases that the README shows."""
 
 
 def main() -> None:
@@ -35,6 +37,7 @@ def main() -> None:
     replace_part(ROOT / "docs" / "engine.md", "floors", floors_part(records))
     replace_part(ROOT / "docs" / "engine-appendix.md", "earlier", earlier_part(records))
     replace_part(ROOT / "docs" / "from-torch.md", "cost", cost_part(records))
+    replace_part(ROOT / "README.md", "speed", speed_part(records))
 
 
 def page_part(records: Sequence[Record]) -> str:
@@ -53,6 +56,28 @@ def page_part(records: Sequence[Record]) -> str:
     if failed:
         parts.append("\n".join(["What could not be measured:", "", *failed]))
     return "\n\n".join([*parts, _about(required)])
+
+
+def speed_part(records: Sequence[Record]) -> str:
+    """A few of the cases, in words, for who sees the project for the first time."""
+    found = {record["case"]: record for record in records if record["kind"] == "required" and "error" not in record}
+    rows: list[list[str]] = []
+    for name in IN_SHORT:
+        if (record := found.get(name)) is not None:
+            chosen = next(iter(record["ratio"]["eager"]))
+            cell = record.get("cell", "lstm").upper()  # records of the first version have none
+            what = "a stream, step by step" if chosen == STREAM else f"{cell}, training step"
+            sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
+            rows.append([_place(record), what, *sizes, f"{record['ratio']['eager'][chosen]:.2f}"])
+    if not rows:
+        return "Nothing has been measured yet."
+    header = ("where", "what", "hidden size", "batch", "steps", "times `torch.nn`'s time")
+    return f"Default options, in eager mode:\n\n{markdown(header, rows)}"
+
+
+def _place(record: Record) -> str:
+    device, _, model = record["device"].partition(" ")
+    return f"{record['threads']} CPU threads" if device == "cpu" else model.strip("()")
 
 
 def floors_part(records: Sequence[Record]) -> str:

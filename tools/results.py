@@ -1,23 +1,39 @@
-"""Renews the tables and figures of docs/results.md, docs/drop-in.md and the README: `python -m tools.results`."""
+"""Renews the tables and figures of the pages that are made from `results/`: `python -m tools.results`."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from sab.lab.experiments import dropin as drop_in_table
 from sab.lab.report.figures import save
 from sab.lab.report.numbers import ByRow
 from sab.lab.report.results import load, total_time
-from tools import datasets, dropin, synthetic
+from tools import datasets, dropin, summary, synthetic
 from tools.figures import of_results
 from tools.pages import IMAGES, ROOT, machines, replace_part
 
 
 def main() -> None:
     by_row = load(ROOT / "results")
-    replace_part(ROOT / "docs" / "results.md", "results", page_part(by_row))
-    replace_part(ROOT / "README.md", "results", readme_part(by_row))
-    replace_part(ROOT / "docs" / "drop-in.md", "drop-in", dropin.page_part(drop_in_table.load(ROOT / "results")))
+    for page, name, part in parts(by_row):
+        replace_part(page, name, part)
     for name, figure in of_results(by_row).items():
         save(figure, IMAGES / name)
+
+
+def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:
+    """Every generated part: its page, its name there and its text."""
+    results, readme, docs = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs"
+    swaps = drop_in_table.load(ROOT / "results")
+    overview, swap = summary.part(by_row), dropin.swap_part(swaps)
+    return [
+        (results, "summary", overview),
+        (results, "results", page_part(by_row)),
+        (docs / "drop-in.md", "drop-in", dropin.page_part(swaps)),
+        (docs / "when.md", "swap", swap),
+        (readme, "swap", swap),
+        (readme, "summary", overview),
+    ]
 
 
 def page_part(by_row: ByRow) -> str:
@@ -32,11 +48,6 @@ def page_part(by_row: ByRow) -> str:
         *synthetic.attention(by_row),
     ]
     return "\n\n".join(parts)
-
-
-def readme_part(by_row: ByRow) -> str:
-    """The generated part of the README: short tables."""
-    return "\n\n".join([*synthetic.readme(by_row), *datasets.readme(by_row), *total_time(by_row)])
 
 
 def _about(by_row: ByRow) -> str:

@@ -9,16 +9,13 @@ from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.report.numbers import (
     METHODS,
-    NONE,
     NOT_RUN,
     ByRow,
     footnotes,
-    label,
     mark,
     median,
     show,
     show_each,
-    show_median,
 )
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
@@ -33,24 +30,6 @@ CURVE_ROWS = {
     "LSTM, TBPTT 20": "copying-300-tbptt-20",
 }
 ATTENTION_ROW = next(row.id for row in ROWS.values() if row.moments)
-README = {
-    "copying": {
-        "LSTM, full BPTT": "copying-{}-bptt",
-        "LSTM, full BPTT, our training": "copying-{}-bptt-ours",
-        "LSTM, TBPTT, k_trunc = 10": "copying-{}-tbptt-10",
-        "LSTM, TBPTT, k_trunc = 20": "copying-{}-tbptt-20",
-        "SAB, k_trunc = k_top = 5": "copying-{}-sab-5-5-ours",
-        "SAB, k_trunc = k_top = 10": "copying-{}-sab-10-10-ours",
-    },
-    "adding": {
-        "LSTM, full BPTT": "adding-{}-bptt",
-        "LSTM, TBPTT, k_trunc = 20": "adding-{}-tbptt-20",
-        "LSTM, TBPTT, k_trunc = 100": "adding-{}-tbptt-100",
-        "SAB, k_trunc = 5, k_top = 10": "adding-{}-sab-5-10-ours",
-        "SAB, k_trunc = 10, k_top = 10": "adding-{}-sab-10-10-ours",
-    },
-}
-"""What the README shows of each task: rows by what they are called there, for any length."""
 
 
 def tables(by_row: ByRow) -> list[str]:
@@ -137,29 +116,3 @@ def attention_record(by_row: ByRow) -> Record | None:
     return next(
         (record for record in by_row.get(ATTENTION_ROW, []) if record.get("attention", {}).get("moments")), None
     )
-
-
-def readme(by_row: ByRow) -> list[str]:
-    """The README's short tables."""
-    parts: list[str] = []
-    for task, names in README.items():
-        headline = TASKS[task].headline
-        lengths = _lengths(task, LONGEST_OF_THE_PAPER[task])
-        lines = [[name, *(_brief(form.format(length), by_row) for length in lengths)] for name, form in names.items()]
-        parts += [
-            f"{task.capitalize()}: {label(headline)}, the paper's / here, median (seeds); `sab reproduce {task}`:",
-            markdown(["", *(f"T = {length}" for length in lengths)], lines),
-        ]
-    return parts
-
-
-def _brief(row_id: str, by_row: ByRow) -> str:
-    row = ROWS.get(row_id)
-    if row is None:
-        return ""
-    headline = TASKS[row.task].headline
-    records = by_row.get(row.id, [])
-    here = NOT_RUN
-    if records:
-        here = f"{show_median(records, headline.metric, headline.higher_is_better)} ({len(records)})"
-    return f"{row.paper.get(headline.metric, NONE)} / {here}"

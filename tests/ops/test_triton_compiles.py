@@ -79,7 +79,6 @@ for kernel, more in (
         ("rnn_tanh", "cosine", "softmax", "gate", 64, 10, "float32", False),
         ("lstm", "mlp", "softmax", "add", 128, 10, "float32", True),
         ("lstm", "dot", "softmax_sink", "concat", 100, 20, "bfloat16", False),
-        ("lstm", "dot", "softmax", "add", 128, 10, "bfloat16", False),
         ("gru", "affine_tanh", "relu_norm", "add_bounded", 33, 5, "float32", True),
         ("rnn_relu", "affine", "relu", "add", 7, 1, "bfloat16", False),
         ("lstm", "mlp", "softmax", "gate", 128, 3, "float32", False),

@@ -12,7 +12,7 @@ from sab.lab.report.performance import _upgraded, load
 from tests.lab.report.test_performance import first_version, record, sweep
 from tools import floors
 from tools.pages import ROOT, with_part
-from tools.performance import cost_part, earlier_part, floors_part, page_part
+from tools.performance import cost_part, earlier_part, floors_part, page_part, speed_part
 
 
 def test_the_page() -> None:
@@ -37,6 +37,16 @@ def test_what_the_first_version_measured() -> None:
     assert "| A, mlp bfloat16 | 128 | 64 | 320 | 3.00 | 3.00 | 1.00 ≤ 1.5 | – | 1.25 |" in told
     assert "| A | mlp | 320 | 180 | 3.00 | 60.0 |" in told
     assert earlier_part([record()]) == "Nothing has been measured yet."
+
+
+def test_the_readme_has_some_of_the_cases() -> None:
+    found = [record("GRU", cell="gru"), record("F", device="cpu (x)"), record("stream-cell", device="cpu (x)")]
+    assert speed_part([*found, record("B"), record("A", error="it broke")]).splitlines()[4:] == [
+        "| GPU | GRU, training step | 128 | 64 | 320 | 1.50 |",
+        "| 2 CPU threads | LSTM, training step | 128 | 64 | 120 | 1.50 |",
+        "| 2 CPU threads | a stream, step by step | 128 | 1 | 100 | 1.50 |",
+    ]
+    assert speed_part([]) == "Nothing has been measured yet."
 
 
 def test_every_case_has_a_floor() -> None:
@@ -89,6 +99,7 @@ def test_the_cost_against_the_length() -> None:
         ("engine.md", "floors", floors_part),
         ("engine-appendix.md", "earlier", earlier_part),
         ("from-torch.md", "cost", cost_part),
+        ("../README.md", "speed", speed_part),
     ],
 )
 def test_a_page_is_up_to_date_with_the_committed_records(page: str, name: str, part: Any) -> None:

@@ -13,11 +13,12 @@ from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.tables import ROWS
 from sab.lab.report.figures import save
 from sab.lab.report.results import load
+from sab.lab.report.tables import summary_of
 from sab.lab.tasks import Copying
 from tests.lab.report.made_up import SAB, by_row, record
-from tools import figures, synthetic
+from tools import figures, summary, synthetic
 from tools.pages import ROOT, with_part
-from tools.results import page_part, readme_part
+from tools.results import page_part, parts
 
 
 def everything() -> list[dict[str, Any]]:
@@ -45,12 +46,22 @@ def test_the_page() -> None:
     assert "The figure is not made yet." in empty
 
 
-def test_the_readme() -> None:
-    text = readme_part(by_row(*everything(), record("copying-100-sab-5-5-ours", value=0.997)))
-    assert "median (seeds); `sab reproduce copying`:" in text
-    assert "| SAB, k_trunc = k_top = 5 | 99.6 / 99.7 (1) | 99.3 / not run | 98.9 / 90.0 (2) |" in text
-    assert "| LSTM, full BPTT, our training | – / not run |  |  |" in text
-    assert "| LSTM, TBPTT, k_trunc = 100 |  | 0.00068 / not run |" in text
+def test_the_summary() -> None:
+    made = by_row(
+        record("copying-100-sab-10-10-ours", value=1.0),
+        record("copying-100-sab-5-5-ours", value=0.5),
+        record("copying-100-tbptt-10", value=0.2),
+        record("copying-100-tbptt-20", value=0.3),
+        record("text8-sab-5-5-ours", value=1.9, part="prefix"),
+    )
+    text = summary.part(made)
+    assert (
+        "| Copying T = 100, accuracy on the last 10 in per cent | 100.0 (1) | 100.0 | reached | 30.0 | not run |"
+        in text
+    )
+    assert "| Copying T = 200, accuracy on the last 10 in per cent | not run | – | – | not run | not run |" in text
+    assert "| text8 prefix, bits per character | 1.900 (1) | 1.53 | missed | not run | not run |" in text
+    assert summary_of([row for row in ROWS.values() if row.length == 100], made).reached == "1 of 2"
 
 
 def test_learning_curves_over_epochs() -> None:
@@ -104,7 +115,6 @@ def test_a_part_is_replaced_between_its_marks() -> None:
 
 
 def test_the_pages_are_up_to_date_with_the_committed_records() -> None:
-    by_row = load(ROOT / "results")
-    for page, part in ((ROOT / "docs" / "results.md", page_part(by_row)), (ROOT / "README.md", readme_part(by_row))):
+    for page, name, part in parts(load(ROOT / "results")):
         text = page.read_text(encoding="utf-8")
-        assert with_part(text, "results", part) == text, "run: make results"
+        assert with_part(text, name, part) == text, "run: make results"

@@ -15,6 +15,7 @@ from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.experiments import dropin
 from sab.lab.experiments.dropin import METHODS, PROBLEMS, RATES, SELECTION_SEED, DropInRow, Part, Problem, best_rate
+from sab.lab.models import Method
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run
 from tests.lab.report.made_up import drop_in_record as made
@@ -258,6 +259,19 @@ def test_the_page_reports_the_chosen_rate_and_never_the_selection_seed() -> None
     (line,) = [line for line in page.splitlines() if line.startswith("| gru | SAB |")]
     assert [cell.strip() for cell in line.split("|")[3:6]] == ["1.600", "1.700", "0.002"]
     assert "| Penn Treebank | gru | not run | not run | 1.600 | – |" in page
+
+
+def test_a_median_that_is_not_finite_is_worse_than_any_number() -> None:
+    def page(torchs: float | None, ours: float | None) -> str:
+        values: dict[Method, float | None] = {"torch": torchs, "sab": ours}
+        chosen = [made(TEXT, 2e-3, dropin.SELECTION_SEED, method=name, valid=1.0, test=2.0) for name in values]
+        return page_part(
+            [*chosen, *(made(TEXT, 2e-3, 0, method=name, valid=1.0, test=value) for name, value in values.items())]
+        )
+
+    assert "| gru | not finite | not run | 1.500 | yes |" in page(None, 1.5)
+    assert "| gru | 1.500 | not run | not finite | no |" in page(1.5, None)
+    assert "| gru | not finite | not run | not finite | equal |" in page(None, None)
 
 
 def test_an_empty_page() -> None:

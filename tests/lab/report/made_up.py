@@ -8,6 +8,7 @@ from sab.lab.experiments import records as stored
 from sab.lab.experiments.dropin import DropInRow, Problem
 from sab.lab.experiments.settings import epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS
+from sab.lab.models import Method
 from sab.lab.report.numbers import measures
 
 SAB = "copying-300-sab-5-5-ours"
@@ -33,17 +34,17 @@ def record(row: str = SAB, seed: int = 0, value: float = 1.0, part: Any = "full"
 
 
 def drop_in_record(
-    problem: Problem, rate: float, seed: int, valid: float, test: float, **entries: Any
+    problem: Problem, rate: float, seed: int, valid: float, test: float | None, method: Method = "sab", **entries: Any
 ) -> dict[str, Any]:
-    """A record of the drop-in table, of SAB with the problem's first cell."""
-    row = DropInRow(problem, problem.cells[0], "sab", rate)
+    """A record of the drop-in table, with the problem's first cell."""
+    row = DropInRow(problem, problem.cells[0], method, rate)
     metric = problem.make_task().headline.metric
     record = {"schema": stored.SCHEMA, "row": row.id, "task": "dropin", "seed": seed, "status": "finished"}
     record |= {"message": "finished.", "iterations": 4, "solved_at": None, "metrics": {metric: test}}
     record |= {"valid": {metric: valid}, "best_at": 2 if problem.is_real else None, "epochs": 1.0, "history": []}
     record |= {"wall_time": 5.0, "device": "cpu", "versions": {"torch": "2.11"}, "commit": None, "data": problem.task}
     record |= {"date": "2026-01-02T03:04:05+00:00", "config": row.config(seed).to_json(), "problem": problem.name}
-    record |= {"cell": row.cell, "method": "sab", "rate": rate, "parameters": 9, "is_finite": True, "best": valid}
+    record |= {"cell": row.cell, "method": method, "rate": rate, "parameters": 9, "is_finite": True, "best": valid}
     return {**record, **entries}
 
 

@@ -18,6 +18,8 @@ NOT_RUN = "not run"
 STALE = "†"
 STALE_NOTE = f"{STALE} Made with another configuration than the row now has."
 OTHER_MEMORY = "‡"
+REACHED, PARTLY, MISSED = "reached", "partly", "missed"
+"""A verdict in a word: every seed, some or none reach the paper."""
 METHODS = {
     "bptt": "LSTM, full BPTT",
     "tbptt": "LSTM, TBPTT",
@@ -159,6 +161,16 @@ def verdict(row: Row, records: Sequence[Record]) -> str:
     if len(reached) == 1:
         return f"{verdicts[reached[0]]} ({reached[0]} only)"
     return "; ".join(f"{name}: {one}" for name, one in verdicts.items())
+
+
+def verdict_word(row: Row, records: Sequence[Record]) -> str:
+    """The same in a word."""
+    given = verdict(row, records)
+    if given in (NONE, "reached"):
+        return given
+    if given == "reached by the one seed":
+        return REACHED
+    return PARTLY if "reached by" in given or "only" in given else MISSED
 
 
 def _verdict(row: Row, records: Sequence[Record], metric: str) -> str:

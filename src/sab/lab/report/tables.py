@@ -11,16 +11,19 @@ from sab.lab.experiments.tables import COLUMNS, K_ATT, Row, find
 from sab.lab.report.numbers import (
     NONE,
     NOT_RUN,
+    REACHED,
     ByRow,
     against_truncation,
     mark,
     measures,
+    median_of,
     memory_cells,
     show_each,
     show_median,
     show_times,
     value_of,
     verdict,
+    verdict_word,
 )
 from sab.lab.tasks import TASKS
 
@@ -63,6 +66,41 @@ def title(rows: Iterable[Row], by_row: ByRow) -> str:
 def heading(rows: Sequence[Row], by_row: ByRow) -> str:
     """The data's names as a heading."""
     return ", ".join(TITLES.get(name, name) for name in title(rows, by_row).split(", "))
+
+
+class Summary(NamedTuple):
+    """A table in a line: a row of each method, where there is one with records."""
+
+    sab: Row | None
+    """SAB as we train it, in the setting in which the paper's own SAB is best."""
+    full: Row | None
+    truncated: Row | None
+    """The LSTMs without a memory that are best here, in whichever training."""
+    reached: str
+    """How many rows of SAB as we train it reach the paper, of those that it has."""
+
+
+def summary_of(rows: Sequence[Row], by_row: ByRow) -> Summary:
+    """The rows that tell most of a table."""
+    headline = TASKS[rows[0].task].headline
+    choose = max if headline.higher_is_better else min
+
+    def best(method: str) -> Row | None:
+        found: list[tuple[float, Row]] = []
+        for row in rows:
+            value = median_of(by_row.get(row.id, []), headline.metric, headline.higher_is_better)
+            if row.method == method and value is not None:
+                found.append((value, row))
+        return choose(found, key=lambda one: one[0])[1] if found else None
+
+    ours = [row for row in rows if row.method == "sab" and row.reading == "ours" and row.paper and by_row.get(row.id)]
+    words = [verdict_word(row, by_row[row.id]) for row in ours]
+    return Summary(
+        sab=choose(ours, key=lambda row: float(row.paper[row.judged])) if ours else None,
+        full=best("bptt"),
+        truncated=best("tbptt"),
+        reached=f"{words.count(REACHED)} of {len(ours)}" if ours else NONE,
+    )
 
 
 def table_cells(rows: Sequence[Row], by_row: ByRow) -> tuple[list[str], list[list[str]]]:
