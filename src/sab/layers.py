@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from sab import torch_private
 from sab.config import MOST_STEPS, NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
-from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
+from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, reversed_order, time_major
 from sab.ops import dispatch
 from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
@@ -398,19 +398,22 @@ class SABLayer(nn.Module, Generic[StateT]):
         if not isinstance(most, torch.SymInt) and config.k_top > most:
             config = _with_k_top(config, most)
         results: list[LayerResult] = []
+        order = None
+        if self.bidirectional and lengths is not None:
+            order = reversed_order(lengths, x.shape[0], x.device)
         seen = 0 if state is None else state._seen_by_all()
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
                 index = layer * self._directions + direction
-                x_directed = reverse(x, lengths) if direction == 1 else x
+                x_directed = reverse(x, order) if direction == 1 else x
                 layer_state = None if state is None else LayerState.of(state, index, seen)
                 weights = self._weights(index)
                 if self.recurrent_dropout > 0 and self.training:
                     weights = weights._replace(h_mask=self._draw_mask(weights, x.shape[1]))
                 result = dispatch.recurrence(x_directed, lengths, layer_state, weights, self.cell, config)
                 results.append(result)
-                outputs.append(reverse(result.output, lengths) if direction == 1 else result.output)
+                outputs.append(reverse(result.output, order) if direction == 1 else result.output)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
@@ -419,7 +422,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             attentions = [result.attention() for result in results]
             if self.bidirectional:
                 attentions[1::2] = [
-                    backward.map(lambda tensor: reverse(tensor, lengths)) for backward in attentions[1::2]
+                    backward.map(lambda tensor: reverse(tensor, order)) for backward in attentions[1::2]
                 ]
             return stack_attentions(attentions)
 
