@@ -139,7 +139,10 @@ def test_quick_runs_every_row_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFix
         assert record["targets"] == {}, "sizes that no target was set for"
         assert record["hidden_size"] <= 16
         assert record["steps"] <= 12
-        assert record["memory"] == dict.fromkeys(record["milliseconds"])
+        assert record["memory"].keys() == record["milliseconds"].keys()
+        has_memory = case.device == "cpu" and case.stream is None
+        assert all((taken is not None and taken > 0) == has_memory for taken in record["memory"].values())
+        assert list(record["memory_ratio"]) == (["float32"] if has_memory else [])
         assert record["ratio"].keys() == {"eager"}
         assert list(record["ratio"]["eager"]) == list(case.limits["eager"]), "what has no target is not measured"
         for chosen, ratio in record["ratio"]["eager"].items():
@@ -235,6 +238,17 @@ def test_calls_take_turns() -> None:
     times = timing.time_in_turn(calls, CPU, 0.0)
     assert order == ["a", "b"] * 3, "a round to warm up, two that count"
     assert times["a"]["repeats"] == times["b"]["repeats"] == 2
+
+
+def test_memory_on_a_cpu_is_what_torch_gives_out(capfd: pytest.CaptureFixture[str]) -> None:
+    def call() -> None:
+        x = torch.zeros(1000)
+        del x
+        y = torch.zeros(500)
+        (y + 1).sum()
+
+    assert 4000 <= timing._peak_on_cpu(call) < 5000
+    assert capfd.readouterr().err == ""
 
 
 def test_a_stream_goes_on_from_the_state_before() -> None:

@@ -216,11 +216,12 @@ def measure(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
     """The part of a record that is measured."""
     contenders = {**ours(case, device), **theirs(case, device)}
     first = {name: contender.first_call() for name, contender in contenders.items()}
+    is_own = case.device == device.type  # on another device the memory has no target either
     measured: dict[str, Any] = {
         "backend": ", ".join(dict.fromkeys(_backend(contenders[OURS.format(one)]) for one in case.precisions)),
         "types": {name: contender.type for name, contender in contenders.items()},
         "first_call_seconds": first,
-        "memory": {name: contender.peak_memory() for name, contender in contenders.items()},
+        "memory": {name: contender.peak_memory() if is_own else None for name, contender in contenders.items()},
         "milliseconds": {name: {} for name in contenders},
     }
     for way, passes in case.limits.items():
