@@ -226,10 +226,15 @@ def test_kernels_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise bench.subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(bench.subprocess, "run", answers)
-    chosen = bench.cases("A,B,E-*,GRU,packed,B-1", CUDA)
+    chosen = bench.cases("A,B,C,D,E-*,GRU,packed,B-1", CUDA)
     bench.compile_ahead(chosen, CUDA, 4, time.monotonic() + 60)
-    names = ("A", "GRU", "B-1", "packed", "E-4000-affine")
+    names = ("A", "C", "D", "GRU", "packed", "E-4000-affine")
     assert sorted(asked) == sorted((name, one) for name in names for one in ("float32", "bfloat16"))
+
+
+def test_what_the_kernels_depend_on_is_the_engines() -> None:
+    engine = pytest.importorskip("sab.ops.triton.engine")
+    assert bench.LARGEST_SMALL == engine.LARGEST_SMALL
 
 
 def test_calls_take_turns() -> None:

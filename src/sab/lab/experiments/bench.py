@@ -55,6 +55,8 @@ LAYERS: dict[str, tuple[Callable[..., Any], type[nn.Module]]] = {
     "tanh": (SABRNN, nn.RNN),
 }
 """Our layer and torch.nn's, by cell."""
+LARGEST_SMALL = 128
+"""The largest hidden size at which one program of a GPU takes a row through all the steps (`sab.ops.triton.engine`)."""
 STEPPERS: dict[str, Callable[..., Any]] = {"layer": SABLSTM, "cell": SABLSTMCell}
 """What takes the steps of a stream, on our side."""
 Limits = dict[str, dict[str, float | None]]
@@ -98,7 +100,8 @@ class Case:
 
     def kernels(self, chosen: str) -> tuple[Any, ...]:
         """What a case needs compiled in a precision; where it is equal, the same kernels run."""
-        return self.cell, self.hidden_size, self.batch_size, self.scorer, self.shortest is None, chosen
+        batch = None if self.hidden_size <= LARGEST_SMALL else self.batch_size  # it decides the tiles of large sizes
+        return self.cell, self.hidden_size, batch, self.scorer, self.shortest is None, chosen
 
 
 def _eager(most: float, forward: float | None = None) -> Limits:
