@@ -18,6 +18,8 @@ from torch.func import functional_call
 import sab
 from sab.errors import UserError
 from sab.online import Learner, Step
+from sab.online.credit import Arrived, due
+from sab.online.stream import Chunk, Horizon, Stream
 from sab.ops import reference
 
 CELLS = {"lstm": sab.SABLSTM, "gru": sab.SABGRU, "tanh": sab.SABRNN}
@@ -192,6 +194,23 @@ def test_a_limit_of_chunks_is_kept_and_takes_those_with_most_gradient() -> None:
     optimizer = Recorder(model)
     follow(Learner(model, optimizer, squares, max_chunks=0), x, y, 5)
     assert_equal(optimizer.sums, _truncated(model, x, y))
+
+
+def test_chunks_with_most_gradient_are_run_and_those_without_any_are_not_due() -> None:
+    """Four chunks of two steps, each of which made a microstate; all zeros, but for the gradients that have arrived."""
+    horizon, none = Horizon(k_att=2, k_trunc=2, max_memory=9, has_memory=True), torch.zeros(1, 1, 4, 1)
+    chunks = tuple(Chunk(first, none[0], None) for first in (0, 2, 4, 6))
+    stream = Stream(8, 0, none[:0], none[0], None, none, none, 0, chunks)
+
+    def run(masses: list[float], limit: int | None) -> dict[int, bool]:
+        arrived = Arrived(None, None, torch.tensor(masses).reshape(1, 1, 4, 1), none)
+        return {chunk.first: runs for chunk, runs in due(stream, horizon, arrived, limit)}
+
+    assert run([5.0, 1.0, 3.0, 2.0], None) == {6: True, 4: True, 2: True, 0: True}
+    assert run([5.0, 1.0, 3.0, 2.0], 3) == {6: True, 4: True, 2: False, 0: True}
+    assert run([5.0, 1.0, 3.0, 2.0], 2) == {6: False, 4: True, 2: False, 0: True}
+    assert run([5.0, 0.0, 3.0, 0.0], 1) == {4: False, 0: True}
+    assert run([0.0, -4.0, 3.0, 0.0], 0) == {4: False, 2: False}
 
 
 def _model(**options: Any) -> Model:
