@@ -27,8 +27,9 @@ LIBRARY = {
     "tracing": "errors state parts config inputs ops layers cells",
     "plot": "errors extras state config tracing",
     "estimators": "errors extras config layers tracing plot",
+    "online": "errors state parts config ops tracing",
     "export": "errors extras parts ops layers",
-    "sab": "errors state config layers cells tracing plot export",
+    "sab": "errors state config layers cells tracing plot export online",
 }
 SHARED = "lab.files lab.locks lab.stored"
 LAB = {
