@@ -1,12 +1,14 @@
-"""Renews the tables and figures of docs/results.md, docs/drop-in.md and the README: `python -m tools.results`."""
+"""Renews the tables and figures of docs/results.md, drop-in.md, rivals.md and the README: `python -m tools.results`."""
 
 from __future__ import annotations
 
+from sab.lab.experiments import costs
 from sab.lab.experiments import dropin as drop_in_table
+from sab.lab.experiments import rivals as rivals_table
 from sab.lab.report.figures import save
 from sab.lab.report.numbers import ByRow
 from sab.lab.report.results import load, total_time
-from tools import datasets, dropin, synthetic
+from tools import datasets, dropin, rivals, synthetic
 from tools.figures import of_results
 from tools.pages import IMAGES, ROOT, machines, replace_part
 
@@ -16,7 +18,9 @@ def main() -> None:
     replace_part(ROOT / "docs" / "results.md", "results", page_part(by_row))
     replace_part(ROOT / "README.md", "results", readme_part(by_row))
     replace_part(ROOT / "docs" / "drop-in.md", "drop-in", dropin.page_part(drop_in_table.load(ROOT / "results")))
-    for name, figure in of_results(by_row).items():
+    of_rivals = rivals_table.load(ROOT / "results"), costs.load(ROOT / "results")
+    replace_part(ROOT / "docs" / "rivals.md", "rivals", rivals.page_part(*of_rivals))
+    for name, figure in (of_results(by_row) | rivals.figures(*of_rivals)).items():
         save(figure, IMAGES / name)
 
 

@@ -9,13 +9,16 @@ import numpy
 import pytest
 from matplotlib.image import imread
 
+from sab.lab.experiments import costs, dropin, rivals
 from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.tables import ROWS
 from sab.lab.report.figures import save
 from sab.lab.report.results import load
 from sab.lab.tasks import Copying
 from tests.lab.report.made_up import SAB, by_row, record
+from tools import dropin as drop_in_page
 from tools import figures, synthetic
+from tools import rivals as rivals_page
 from tools.pages import ROOT, with_part
 from tools.results import page_part, readme_part
 
@@ -104,7 +107,13 @@ def test_a_part_is_replaced_between_its_marks() -> None:
 
 
 def test_the_pages_are_up_to_date_with_the_committed_records() -> None:
-    by_row = load(ROOT / "results")
-    for page, part in ((ROOT / "docs" / "results.md", page_part(by_row)), (ROOT / "README.md", readme_part(by_row))):
-        text = page.read_text(encoding="utf-8")
-        assert with_part(text, "results", part) == text, "run: make results"
+    kept = ROOT / "results"
+    by_row = load(kept)
+    for page, name, part in (
+        ("docs/results.md", "results", page_part(by_row)),
+        ("README.md", "results", readme_part(by_row)),
+        ("docs/drop-in.md", "drop-in", drop_in_page.page_part(dropin.load(kept))),
+        ("docs/rivals.md", "rivals", rivals_page.page_part(rivals.load(kept), costs.load(kept))),
+    ):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert with_part(text, name, part) == text, "run: make results"

@@ -14,7 +14,8 @@ import torch
 from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.experiments import dropin
-from sab.lab.experiments.dropin import METHODS, PROBLEMS, RATES, SELECTION_SEED, DropInRow, Part, Problem, best_rate
+from sab.lab.experiments.dropin import METHODS, PROBLEMS, DropInRow, Part, Problem
+from sab.lab.experiments.selection import RATES, SELECTION_SEED, best_rate
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run
 from tests.lab.report.made_up import drop_in_record as made
