@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,7 @@ from sab.lab.experiments.dropin import METHODS, PROBLEMS, DropInRow, Part, Probl
 from sab.lab.experiments.selection import RATES, SELECTION_SEED, best_rate
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run
+from tests.lab.experiments.conftest import replaced
 from tests.lab.report.made_up import drop_in_record as made
 from tests.lab.training.runs import spoil_loss
 from tools.dropin import page_part
@@ -34,12 +36,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in FULL:
-        monkeypatch.delitem(PROBLEMS, name)
-    for problem in (COPYING, TEXT):
-        monkeypatch.setitem(PROBLEMS, problem.name, problem)
+    with replaced(PROBLEMS, COPYING, TEXT):
+        yield
 
 
 def run(*arguments: str) -> int:
@@ -83,11 +83,11 @@ def test_all_methods_are_trained_alike_and_sab_has_default_options() -> None:
         assert getattr(configs[0].task, "train_lengths", "fixed") == "fixed"
 
 
-def test_the_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    fixed, chosen = Part(("copying-*", "adding-*", "recall-*")).units()
-    assert (len(fixed), len(chosen)) == (3 * 3 * 3 * 3 * 3 + 2 * 3 * 3, 0)
-    fixed, chosen = Part(("mnist",)).units()
+def test_the_number_of_runs() -> None:
+    with replaced(PROBLEMS, *FULL.values()):
+        fixed, chosen = Part(("copying-*", "adding-*", "recall-*")).units()
+        assert (len(fixed), len(chosen)) == (3 * 3 * 3 * 3 * 3 + 2 * 3 * 3, 0)
+        fixed, chosen = Part(("mnist",)).units()
     assert (len(fixed), len(chosen)) == (2 * 3 * 3, 2 * 3 * 3)
     assert {unit.seed for unit in fixed} == {SELECTION_SEED}
     assert {(unit.rate, unit.seed) for unit in chosen} == {(None, 0), (None, 1), (None, 2)}

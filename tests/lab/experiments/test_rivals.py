@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sab.lab.rivals import ONLINE, RIVALS
 from sab.lab.tasks import Copying
 from sab.lab.training import RunConfig
 from sab.lab.training.evaluation import predict_on
+from tests.lab.experiments.conftest import replaced
 from tests.lab.report.made_up import rival_cost as cost
 from tests.lab.report.made_up import rival_record as made
 from tools.pages import ROOT, with_part
@@ -46,12 +48,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in FULL:
-        monkeypatch.delitem(PROBLEMS, name)
-    for problem in (COPYING, ONLINE_COPYING):
-        monkeypatch.setitem(PROBLEMS, problem.name, problem)
+    with replaced(PROBLEMS, COPYING, ONLINE_COPYING):
+        yield
 
 
 def run(*arguments: str) -> int:
@@ -281,8 +281,8 @@ def replace_entry(record: dict[str, Any], name: str, value: Any) -> dict[str, An
 
 
 def test_a_missing_package_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROBLEMS, "copying-2", replace(COPYING, contenders=("mamba",)))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     rivals.matched_size.cache_clear()
-    assert run("copying-2") == 2
+    with replaced(PROBLEMS, replace(COPYING, contenders=("mamba",))):
+        assert run() == 2
     assert capsys.readouterr().err.startswith("sab: mambapy is missing; install the extra 'rivals': ")
