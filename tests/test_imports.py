@@ -42,7 +42,7 @@ LAB = {
     "lab.models": f"{SHARED} lab.rivals",
     "lab.training": f"{SHARED} lab.data lab.tasks lab.models",
     "lab.experiments": f"{SHARED} lab.data lab.tasks lab.rivals lab.models lab.training",
-    "lab.report": f"{SHARED} lab.data lab.tasks lab.models lab.training lab.experiments",
+    "lab.report": f"{SHARED} lab.data lab.tasks lab.rivals lab.models lab.training lab.experiments",
     "lab.doctor": f"{SHARED} lab.data",
     "lab.commands": f"{SHARED} lab.data lab.tasks lab.models lab.training lab.experiments lab.report lab.doctor",
     "lab.cli": "lab.commands lab.doctor",

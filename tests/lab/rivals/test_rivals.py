@@ -20,6 +20,7 @@ from sab.lab.rivals.recurrent import scan
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run, RunConfig, TrainConfig, train
 from sab.lab.training.evaluation import predict_on
+from sab.lab.training.text import character_task, sample
 from tests.ops.cases import assert_close, randn
 
 SIZE = 8
@@ -200,6 +201,21 @@ def test_online_credit_learns_a_short_copying_problem(tmp_path: Path) -> None:
         train(task, ModelConfig(method=method, cell="gru", hidden_size=5), training, tmp_path / method)
         losses[method] = [line["loss"] for line in Run.open(tmp_path / method).evaluations()]
     assert losses["rtrl"] == pytest.approx(losses["torch"], rel=1e-6)
+
+
+@pytest.mark.usefixtures("tiny_data")
+def test_sampled_text_is_what_the_whole_text_says() -> None:
+    task, config = TASKS["ptb"](), TrainConfig(device="cpu")
+    torch.manual_seed(0)
+    model = RunConfig(task, ModelConfig(method="lru", hidden_size=SIZE), config).build_model(torch.device("cpu"))
+    sampled = "".join(sample(model, task, config, prompt="the", length=6, temperature=0))
+    characters = character_task(task)
+    text = "the"
+    for _ in range(6):
+        with torch.no_grad():
+            said = model(characters.encode(text, "prompt").long().unsqueeze(1))[0][-1, 0]
+        text += characters.decode([int(said.argmax())])
+    assert text == f"the{sampled}"
 
 
 # Options
