@@ -107,8 +107,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     command, called = COMMANDS[name], f"sab {name}"
     if name == "plot" and rest and rest[0] in pictures.PLOTS:  # the run in a folder of this name is ./bench
         command, called, rest = pictures.PLOTS[rest[0]], f"sab plot {rest[0]}", rest[1:]
-    if name == "reproduce" and rest and rest[0] == "drop-in":
-        command, called, rest = experiments.drop_in, "sab reproduce drop-in", rest[1:]
+    if name == "reproduce" and rest and rest[0] in experiments.TABLES:
+        command, called, rest = experiments.TABLES[rest[0]], f"sab reproduce {rest[0]}", rest[1:]
     return call(command, rest, called)
 
 

@@ -24,11 +24,10 @@ from sab.lab.training import checkpoint, distributed
 from sab.lab.training.checkpoint import TrainingState
 from sab.lab.training.config import TrainConfig
 from sab.lab.training.evaluation import evaluate, evaluate_fully
-from sab.lab.training.graph import CudaCapture
 from sab.lab.training.lock import RunLock
 from sab.lab.training.progress import Progress
 from sab.lab.training.run import LoggedEvaluation, Result, Run, RunConfig, Status, finite, provenance
-from sab.lab.training.updates import DeviceUpdates, HostUpdates, Updates, build_optimizer
+from sab.lab.training.updates import Updates, build_optimizer, build_updates
 
 logger = logging.getLogger("sab")
 T = TypeVar("T")
@@ -208,11 +207,7 @@ class Trainer:
         self.config.task.check_data(self.config.training.batch_size)
 
     def _build_updates(self) -> Updates:
-        if self._stream is None:
-            return HostUpdates(self.config, self.model, self.optimizer, self.state)
-        is_captured = self.config.training.cuda_graph and distributed.count() == 1
-        capture = CudaCapture(self._stream) if is_captured else None
-        return DeviceUpdates(self.config, self.model, self.optimizer, self.state, self._stream, capture)
+        return build_updates(self.config, self.model, self.optimizer, self.state, self._stream)
 
     def _build_events(self) -> SummaryWriter:
         with writing(self.run.path):
