@@ -463,8 +463,7 @@ def test_paper_has_everything(browser: Browser, results_page: Path, tmp_path: Pa
 AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("which", ["run_page", "results_page"])
+@pytest.mark.parametrize(("which", "scheme"), [("run_page", "light"), ("run_page", "dark"), ("results_page", "light")])
 def test_nothing_hinders_people_seriously(
     browser: Browser, which: str, scheme: Scheme, request: pytest.FixtureRequest
 ) -> None:
