@@ -149,9 +149,16 @@ def report(
     from sab.lab.report.page import document, material
 
     document.check_out(out)
-    with Console(stderr=True).status("reading") as status:  # on a terminal alone
+    console = Console(stderr=True)
+    with console.status("reading") as status:  # on a terminal alone
         found = material.gather(runs)
-        document.write(found, out, lambda name: status.update(Text(f"tracing {name}")))
+
+        def announce(what: str) -> None:
+            status.update(Text(f"tracing {what}"))
+            if not console.is_terminal:
+                console.print(f"tracing {what}", soft_wrap=True, markup=False, highlight=False)
+
+        document.write(found, out, announce)
     for mistake in found.left_out.values():
         print(f"sab: left out: {mistake}", file=sys.stderr)
     print(printable(out))

@@ -194,7 +194,7 @@ def test_written_in_one_move(trained: Run, tmp_path: Path) -> None:
     out = tmp_path / "new" / "page.html"
     told: list[str] = []
     document.write(Material(runs={"a": trained}), out, told.append)
-    assert told == ["SAB, LSTM 6, k_trunc 4, k_top 3"]
+    assert told == ["model 1 of 1: SAB, LSTM 6, k_trunc 4, k_top 3"]
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
 

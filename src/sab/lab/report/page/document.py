@@ -71,12 +71,18 @@ class Parts:
         )
 
 
-def write(material: Material, out: Path, announce: Callable[[str], None] = lambda name: None) -> None:
-    """Makes the page and writes it in one move; `announce` is called with each model's name before it is traced."""
+def write(
+    material: Material,
+    out: Path,
+    announce: Callable[[str], None] = lambda name: None,
+    traced_steps: int | None = None,
+) -> None:
+    """Makes the page and writes it in one move; `announce` is called with what is about to be traced. `traced_steps` is
+    over how many steps answers are traced, all models together; None takes the usual number."""
     check_out(out)
     with writing(out, "out"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page(parts(material, explorers(material, announce))), "out")
+    write_text(out, page(parts(material, explorers(material, announce, traced_steps))), "out")
 
 
 def check_out(out: Path) -> None:
@@ -140,14 +146,17 @@ def _asset(name: str) -> str:
 # What is on it
 
 
-def explorers(material: Material, announce: Callable[[str], None] = lambda name: None) -> list[Explorer]:
+def explorers(
+    material: Material, announce: Callable[[str], None] = lambda name: None, traced_steps: int | None = None
+) -> list[Explorer]:
     """One for the first seed of each model, as far as they are not too many, and for each record with attention."""
     groups = list(groups_of(material.runs).items())[:MOST_EXPLORERS]
-    traced_steps, room = (2 * most // max(len(groups), 2) for most in (explorer.TRACED_STEPS, explorer.ROOM))
+    most = 2 * explorer.TRACED_STEPS if traced_steps is None else traced_steps
+    traced_steps, room = (one // max(len(groups), 2) for one in (most, 2 * explorer.ROOM))
     made: list[Explorer] = []
     titles = group_titles(dict(groups))
-    for name, runs in groups:
-        announce(printable(titles[name]))
+    for place, (name, runs) in enumerate(groups, start=1):
+        announce(f"model {place} of {len(groups)}: {printable(titles[name])}")
         made.append(explorer.of_run_or_reason(titles[name], runs[0], traced_steps, room))
     for record in with_attention(material.by_row)[: MOST_EXPLORERS - len(made)]:
         with suppress(Exception):  # of another version, or a hostile one, whose numbers are shown all the same
