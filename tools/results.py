@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sab.lab.experiments import dropin as drop_in_table
-from sab.lab.report.figures import save
+from sab.lab.report.figures import save_in_every_format
 from sab.lab.report.numbers import ByRow
 from sab.lab.report.results import load, total_time
 from tools import datasets, dropin, synthetic
@@ -17,7 +17,7 @@ def main() -> None:
     replace_part(ROOT / "README.md", "results", readme_part(by_row))
     replace_part(ROOT / "docs" / "drop-in.md", "drop-in", dropin.page_part(drop_in_table.load(ROOT / "results")))
     for name, figure in of_results(by_row).items():
-        save(figure, IMAGES / name)
+        save_in_every_format(figure, IMAGES / name)
 
 
 def page_part(by_row: ByRow) -> str:

@@ -26,7 +26,7 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
 
     Args:
         run: Folder of the run.
-        out: Folder for the pictures; None means that of the run.
+        out: Folder for the pictures, each as PNG, PDF and SVG; None means that of the run.
     """
     from sab.lab.report import figures  # matplotlib takes a while to import
 
@@ -40,8 +40,8 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     with writing(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
-        figures.save(figure, folder / name)
-        print(printable(folder / name))
+        for path in figures.save_in_every_format(figure, folder / name):
+            print(printable(path))
     return DONE
 
 
