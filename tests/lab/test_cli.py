@@ -357,10 +357,11 @@ def test_series_of_different_lengths(capsys: Capture) -> None:
 
 def test_plot(trained: Path, capsys: Capture) -> None:
     assert run("plot", trained) == 0
-    assert capsys.readouterr().out.splitlines() == ["trained/learning_curve.png", "trained/attention.png"]
+    names = [f"{name}.{kind}" for name in ("learning_curve", "attention") for kind in ("png", "pdf", "svg")]
+    assert capsys.readouterr().out.splitlines() == [f"trained/{name}" for name in names]
     assert run("plot", trained, "-o", "new/pictures") == 0
-    assert sorted(path.name for path in Path("new/pictures").iterdir()) == ["attention.png", "learning_curve.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").iterdir())
+    assert sorted(path.name for path in Path("new/pictures").iterdir()) == sorted(names)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").glob("*.png"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text here")
