@@ -89,6 +89,45 @@ class SABLayer(nn.Module, Generic[StateT]):
         layer_norm: bool = SABConfig.layer_norm,
         recurrent_dropout: float = 0.0,
     ):
+        """Make a layer; the arguments up to `dtype` are those of `torch.nn`.
+
+        Args:
+            input_size: Size of the inputs.
+            hidden_size: Size n of the hidden state.
+            num_layers: How many layers are stacked, each with a memory of its own.
+            bias: Whether the cell has biases.
+            batch_first: Whether inputs and outputs are [B, T, size] instead of [T, B, size].
+            dropout: The probability, in training, that an entry between two layers is dropped.
+            bidirectional: Whether a second set of weights and a second memory run backwards over the sequence.
+            device: Where the parameters are made.
+            dtype: Floating-point type of the parameters.
+            proj_size: Must be 0: there is no projection.
+            k_top: How many microstates a step may select; 0 makes the layer a plain RNN.
+            k_att: Every k_att-th hidden state is kept as a microstate.
+            k_trunc: How many steps back the gradient follows the recurrent chain; None cuts nowhere.
+            scorer: `affine`, `affine_tanh`, `mlp`, `dot` or `cosine`. How relevant a microstate is; in Python also a
+                callable: (microstates [B, S, n], h [B, n]) to scores [B, S].
+            weighting: `relu`, `relu_norm`, `softmax` or `softmax_sink`. How the selected scores become weights.
+            forward: `sparse` or `dense`. Whether only the selected microstates enter the summary (sparse) or all of
+                them do (dense).
+            incorporate: `add`, `concat`, `add_bounded` or `gate`. How the summary enters the hidden state. With `gate`
+                and a weighting whose weights add up to at most 1, hidden states of LSTM, GRU and tanh cells stay within
+                [-1, 1].
+            initial_gate: With incorporate `gate`, the share of the summary in the hidden state before training, between
+                0 and 1; None means 0.25. A very small one starts the layer as one without a memory, from which it
+                learns to read.
+            input_start: `fan_in` or `torch`. How the input weights of a layer with a memory are drawn: `fan_in` with a
+                standard deviation of 2 / sqrt(input_size), so that an input leaves a mark on the hidden state from the
+                first iteration; `torch` as `torch.nn` does, within 1 / sqrt(hidden_size).
+            attention_size: Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size.
+            max_microstates: How many microstate numbers have a learned bias in the affine scorers; None means no bias.
+            backend: `auto`, `triton`, `cpu` or `reference`. What computes the recurrence; `auto` takes the fastest that
+                supports the configuration.
+            layer_norm: Whether the products of the cell with the input and with the hidden state, and an LSTM's cell
+                state where it is read, are normalised over their entries (layer norm).
+            recurrent_dropout: The probability, in training, that a hidden unit is kept from the recurrent product: at
+                all steps of a call alike, and drawn for each row, layer and direction.
+        """
         super().__init__()
         self.input_size = check_int("input_size", input_size, 1)
         self.hidden_size = check_int("hidden_size", hidden_size, 1)
@@ -561,22 +600,21 @@ class SABLayer(nn.Module, Generic[StateT]):
 
 
 class SABLSTM(SABLayer[SABState]):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options but for
-    `recurrent_dropout`."""
+    """`torch.nn.LSTM` with a memory of its hidden states."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
 class SABGRU(SABLayer[SABHidden]):
-    """`torch.nn.GRU` with a memory of its hidden states; the keyword-only options are those of `SABLSTM`."""
+    """`torch.nn.GRU` with a memory of its hidden states; its arguments are those of `SABLSTM`."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
 class SABRNN(SABLayer[SABHidden]):
-    """`torch.nn.RNN` with a memory of its hidden states; the other `options` are those of `SABLSTM`."""
+    """`torch.nn.RNN` with a memory of its hidden states; its `options` are the keyword-only arguments of `SABLSTM`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN
@@ -601,6 +639,10 @@ class SABRNN(SABLayer[SABHidden]):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, **options
         )
         self.nonlinearity = nonlinearity
+
+    __init__.__doc__ = (SABLayer.__init__.__doc__ or "").replace(
+        "            bias: ", "            nonlinearity: `tanh` or `relu`, of the cell.\n            bias: ", 1
+    )
 
 
 def scale_input_weights(weight: Tensor, hidden_size: int) -> None:
