@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sab import SABConfig
-from sab.lab.experiments.bench import DEFAULT, Case
+from sab.lab.experiments.bench import DEFAULT, LARGEST_SMALL, Case
 
 GATES = {"lstm": 4, "gru": 3, "tanh": 1}
 OPERATIONS = 989e12
@@ -14,8 +14,6 @@ BANDWIDTH = 4.8e12
 """Of an H200's memory, bytes a second."""
 MULTIPROCESSORS, CLOCK, CACHE_WIDTH = 132, 1.98e9, 64
 """How many there are, their cycles a second, and the bytes that each reads from the second cache in a cycle."""
-LARGEST_SMALL = 128
-"""The largest hidden size at which one multiprocessor takes a row through all the steps."""
 STEP = 1.8e-6
 """Seconds of a step in both directions at such sizes without a memory, measured: what waits for what in a step."""
 MEETING = 0.7e-6

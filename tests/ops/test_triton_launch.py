@@ -17,6 +17,7 @@ from sab.ops.triton.launch import Constants, launch
 class Kernel:
     """A kernel of two tensors, a size and a constant; what it was launched with, compiled or not, is kept."""
 
+    __name__ = "forward_kernel"
     arg_names = ("a", "b", "size", "FIRST", "SECOND")
 
     def __init__(self, seconds: float = 0.0):
@@ -85,7 +86,7 @@ def test_a_slow_first_launch_is_told(monkeypatch: pytest.MonkeyPatch, caplog: py
     launch(Kernel(seconds=0.3), 1, [a, a], [1], constants)
     told, done = caplog.records
     assert told.levelno == logging.WARNING
-    assert told.getMessage().startswith("compiling the GPU kernels of a SAB layer, once on this machine")
-    assert done.getMessage() == f"compiled a GPU kernel in {launching.first_launches()[0]:.1f} s"
+    assert told.getMessage().startswith("compiling the forward kernel of a SAB layer for this GPU, once")
+    assert done.getMessage() == f"compiled the forward kernel in {launching.first_launches()[0]:.1f} s"
     launch(Kernel(), 1, [a, a], [1], constants)
     assert len(caplog.records) == 2

@@ -139,7 +139,10 @@ def test_quick_runs_every_row_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFix
         assert record["targets"] == {}, "sizes that no target was set for"
         assert record["hidden_size"] <= 16
         assert record["steps"] <= 12
-        assert record["memory"] == dict.fromkeys(record["milliseconds"])
+        assert record["memory"].keys() == record["milliseconds"].keys()
+        has_memory = case.device == "cpu" and case.stream is None
+        assert all((taken is not None and taken > 0) == has_memory for taken in record["memory"].values())
+        assert list(record["memory_ratio"]) == (["float32"] if has_memory else [])
         assert record["ratio"].keys() == {"eager"}
         assert list(record["ratio"]["eager"]) == list(case.limits["eager"]), "what has no target is not measured"
         for chosen, ratio in record["ratio"]["eager"].items():
@@ -223,10 +226,15 @@ def test_kernels_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise bench.subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(bench.subprocess, "run", answers)
-    chosen = bench.cases("A,B,E-*,GRU,packed,B-1", CUDA)
+    chosen = bench.cases("A,B,C,D,E-*,GRU,packed,B-1", CUDA)
     bench.compile_ahead(chosen, CUDA, 4, time.monotonic() + 60)
-    names = ("A", "GRU", "B-1", "packed", "E-4000-affine")
+    names = ("A", "C", "D", "GRU", "packed", "E-4000-affine")
     assert sorted(asked) == sorted((name, one) for name in names for one in ("float32", "bfloat16"))
+
+
+def test_what_the_kernels_depend_on_is_the_engines() -> None:
+    engine = pytest.importorskip("sab.ops.triton.engine")
+    assert bench.LARGEST_SMALL == engine.LARGEST_SMALL
 
 
 def test_calls_take_turns() -> None:
@@ -235,6 +243,17 @@ def test_calls_take_turns() -> None:
     times = timing.time_in_turn(calls, CPU, 0.0)
     assert order == ["a", "b"] * 3, "a round to warm up, two that count"
     assert times["a"]["repeats"] == times["b"]["repeats"] == 2
+
+
+def test_memory_on_a_cpu_is_what_torch_gives_out(capfd: pytest.CaptureFixture[str]) -> None:
+    def call() -> None:
+        x = torch.zeros(1000)
+        del x
+        y = torch.zeros(500)
+        (y + 1).sum()
+
+    assert 4000 <= timing._peak_on_cpu(call) < 5000
+    assert capfd.readouterr().err == ""
 
 
 def test_a_stream_goes_on_from_the_state_before() -> None:

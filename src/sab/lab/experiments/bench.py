@@ -55,6 +55,8 @@ LAYERS: dict[str, tuple[Callable[..., Any], type[nn.Module]]] = {
     "tanh": (SABRNN, nn.RNN),
 }
 """Our layer and torch.nn's, by cell."""
+LARGEST_SMALL = 128
+"""The largest hidden size at which one program of a GPU takes a row through all the steps (`sab.ops.triton.engine`)."""
 STEPPERS: dict[str, Callable[..., Any]] = {"layer": SABLSTM, "cell": SABLSTMCell}
 """What takes the steps of a stream, on our side."""
 Limits = dict[str, dict[str, float | None]]
@@ -98,7 +100,8 @@ class Case:
 
     def kernels(self, chosen: str) -> tuple[Any, ...]:
         """What a case needs compiled in a precision; where it is equal, the same kernels run."""
-        return self.cell, self.hidden_size, self.batch_size, self.scorer, self.shortest is None, chosen
+        batch = None if self.hidden_size <= LARGEST_SMALL else self.batch_size  # it decides the tiles of large sizes
+        return self.cell, self.hidden_size, batch, self.scorer, self.shortest is None, chosen
 
 
 def _eager(most: float, forward: float | None = None) -> Limits:
@@ -216,11 +219,12 @@ def measure(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
     """The part of a record that is measured."""
     contenders = {**ours(case, device), **theirs(case, device)}
     first = {name: contender.first_call() for name, contender in contenders.items()}
+    is_own = case.device == device.type  # on another device the memory has no target either
     measured: dict[str, Any] = {
         "backend": ", ".join(dict.fromkeys(_backend(contenders[OURS.format(one)]) for one in case.precisions)),
         "types": {name: contender.type for name, contender in contenders.items()},
         "first_call_seconds": first,
-        "memory": {name: contender.peak_memory() for name, contender in contenders.items()},
+        "memory": {name: contender.peak_memory() if is_own else None for name, contender in contenders.items()},
         "milliseconds": {name: {} for name in contenders},
     }
     for way, passes in case.limits.items():

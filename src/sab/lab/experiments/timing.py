@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler
 from torch.nn.utils.rnn import PackedSequence
 
 BOTH, FORWARD, STREAM = "forward+backward", "forward", "stream"
@@ -42,7 +47,7 @@ class Contender(ABC):
         """Seconds of the first call of the main pass, in which whatever must be compiled is."""
 
     def peak_memory(self) -> int | None:
-        """Bytes that a training step takes at most on a GPU, gradients included; None elsewhere."""
+        """Bytes that a training step takes at most, gradients included; None where there is no such step."""
         return None
 
     def autocast(self) -> torch.autocast:
@@ -88,9 +93,9 @@ class OverSequence(Contender):
             return _tensor(self.layer(self.x)[0])
 
     def peak_memory(self) -> int | None:
-        if self.device.type != "cuda":
-            return None
         self.layer.zero_grad()
+        if self.device.type != "cuda":
+            return _peak_on_cpu(self.both)
         _wait(self.device)
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -136,6 +141,29 @@ class OverStream(Contender):
 
 def _tensor(x: Tensor | PackedSequence) -> Tensor:
     return x.data if isinstance(x, PackedSequence) else x
+
+
+def _peak_on_cpu(call: Call) -> int:
+    """The most bytes above those at its beginning that a call has of torch's allocator."""
+    with _without_stderr(), profiler.profile(use_cpu=True, profile_memory=True) as profile:
+        call()
+    events: list[Any] = profile.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    return max(accumulate((change for _, change in sorted(changes)), initial=0))
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """A context in which nothing reaches the process's stderr, where some builds of the profiler write."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def capture(call: Call) -> Call:

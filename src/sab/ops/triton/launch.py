@@ -61,7 +61,7 @@ def launch(
     key = (kernel, index, constants, *[None if tensor is None else tensor.dtype for tensor in tensors])
     known = _compiled.get(key)
     if known is None:
-        with told_when_slow():
+        with told_when_slow(kernel.__name__.replace("_", " ")):
             compiled = kernel[(programs,)](*tensors, *sizes, **constants.values)
         names = kernel.arg_names[len(tensors) + len(sizes) :]
         _compiled[key] = compiled, [constants.values[name] for name in names]
@@ -72,13 +72,13 @@ def launch(
 
 
 @contextlib.contextmanager
-def told_when_slow() -> Iterator[None]:
+def told_when_slow(what: str) -> Iterator[None]:
     """Says what is going on where a first launch takes long, since Triton compiles without a word."""
 
     def tell() -> None:
         logger.warning(
-            "compiling the GPU kernels of a SAB layer, once on this machine for each configuration; "
-            "`sab warm-up` does it ahead"
+            "compiling the %s of a SAB layer for this GPU, once for each configuration; `sab warm-up` does it ahead",
+            what,
         )
 
     timer = threading.Timer(PATIENCE, tell)
@@ -92,7 +92,7 @@ def told_when_slow() -> Iterator[None]:
     seconds = time.perf_counter() - started
     _made.append(seconds)
     if seconds > PATIENCE:
-        logger.info("compiled a GPU kernel in %.1f s", seconds)
+        logger.info("compiled the %s in %.1f s", what, seconds)
 
 
 def first_launches() -> list[float]:
