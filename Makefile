@@ -54,11 +54,11 @@ bench: $(READY)
 options: $(READY)
 	$(BIN)/python -m tools.options
 
-# The tables and figures of docs/performance.md, from the records that are kept.
+# The tables and figures of docs/performance.md and docs/engine.md, from the records that are kept.
 performance: $(READY)
 	$(BIN)/python -m tools.performance
 
-# The tables and figures of docs/results.md and the README, from the records that are kept.
+# The tables and figures of docs/results.md, drop-in.md, rivals.md and the README, from the records that are kept.
 results: $(READY)
 	$(BIN)/python -m tools.results
 

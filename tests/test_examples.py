@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -62,6 +63,16 @@ def test_streaming_keeps_its_memory(tmp_path: Path) -> None:
     assert set(kept) == {"5"}
     kept = [int(line.split()[1].replace(",", "")) for line in growing.splitlines()[2:] if line]
     assert kept == sorted(set(kept))
+
+
+def test_online_learns_and_keeps_its_memory(tmp_path: Path) -> None:
+    told = output_of("online.py", tmp_path, "--out", "online.jsonl")
+    records = [json.loads(line) for line in (tmp_path / "online.jsonl").read_text(encoding="utf-8").splitlines()]
+    of_sab = [record for record in records if record["method"].startswith("SAB")]
+    assert [record["steps"] for record in of_sab] == list(range(300, 3001, 300))
+    assert len({record["kept_bytes"] for record in of_sab[-4:]}) == 1
+    assert told.count("the answer after step 3,000 is credited to") == 2
+    assert "truncated backpropagation" in told
 
 
 def test_why_tells_steps_and_draws_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ PACKAGE = "sab"
 LIBRARY = {
     "errors": "",
     "extras": "",
+    "palette": "",
     "torch_private": "",
     "state": "errors torch_private",
     "parts": "errors state",
@@ -25,10 +26,11 @@ LIBRARY = {
     "layers": "errors torch_private state parts config inputs ops",
     "cells": "errors state parts config inputs ops layers",
     "tracing": "errors state parts config inputs ops layers cells",
-    "plot": "errors extras state config tracing",
+    "plot": "errors extras palette state config tracing",
     "estimators": "errors extras config layers tracing plot",
+    "online": "errors state parts config ops tracing",
     "export": "errors extras parts ops layers",
-    "sab": "errors state config layers cells tracing plot export",
+    "sab": "errors state config layers cells tracing plot export online",
 }
 SHARED = "lab.files lab.locks lab.stored"
 LAB = {
@@ -38,10 +40,11 @@ LAB = {
     "lab.stored": "lab.files",
     "lab.data": SHARED,
     "lab.tasks": f"{SHARED} lab.data",
-    "lab.models": SHARED,
+    "lab.rivals": "",
+    "lab.models": f"{SHARED} lab.rivals",
     "lab.training": f"{SHARED} lab.data lab.tasks lab.models",
-    "lab.experiments": f"{SHARED} lab.data lab.tasks lab.models lab.training",
-    "lab.report": f"{SHARED} lab.data lab.tasks lab.models lab.training lab.experiments",
+    "lab.experiments": f"{SHARED} lab.data lab.tasks lab.rivals lab.models lab.training",
+    "lab.report": f"{SHARED} lab.data lab.tasks lab.rivals lab.models lab.training lab.experiments",
     "lab.doctor": f"{SHARED} lab.data",
     "lab.commands": f"{SHARED} lab.data lab.tasks lab.models lab.training lab.experiments lab.report lab.doctor",
     "lab.cli": "lab.commands lab.doctor",

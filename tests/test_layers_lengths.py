@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,3 +176,20 @@ def test_narrow_whole_numbers_are_lengths_too() -> None:
     layer, x = make_layer("gru", 2, 3), randn(6, 4, 2)
     for dtype in (torch.int32, torch.uint8):
         assert_close(layer(x, lengths=torch.tensor([3, 6, 1, 5], dtype=dtype))[0], layer(x, lengths=[3, 6, 1, 5])[0])
+
+
+def test_a_packed_sequence_takes_no_more_operations_where_it_is_longer() -> None:
+    layer = make_layer("lstm", 3, 4, 2, bidirectional=True)
+
+    def nodes(steps: int) -> int:
+        packed = pack_padded_sequence(randn(steps, 5, 3), torch.tensor([1, steps, 2, 3, 4]), enforce_sorted=False)
+        waiting: list[Any] = [layer(packed)[0].data.grad_fn]
+        seen: set[Any] = set()
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting += [one for one, _ in node.next_functions]
+        return len(seen)
+
+    assert nodes(5) == nodes(60)

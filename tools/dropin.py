@@ -4,56 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from sab.lab.experiments import records as stored
-from sab.lab.experiments.dropin import CELLS, METHODS, PROBLEMS, SELECTION_SEED, DropInRow, Problem, best_rate
+from sab.lab.experiments.dropin import CELLS, METHODS, PROBLEMS, DropInRow, Problem
 from sab.lab.experiments.records import Record
-from sab.lab.report.numbers import NONE, NOT_RUN, median, value_of
-from sab.lab.tasks import Headline
-from tools.pages import machines, markdown
+from sab.lab.experiments.selection import is_stale
+from sab.lab.report.numbers import NONE, NOT_RUN
+from tools.groups import Group, about, chosen_group, group_of, show, title
+from tools.pages import markdown
 
 NAMES = {"torch": "torch.nn", "torch_start": "our start", "sab": "SAB"}
 """The methods in the tables; the page explains them."""
-TITLES = {"mnist": "Pixel-by-pixel MNIST", "ptb": "Penn Treebank", "imdb": "IMDB reviews", "ecg": "ECG"}
-TITLES |= {"osuleaf": "OSULeaf", "plaid": "PLAID"}
-
-
-class Group(NamedTuple):
-    """The reported runs of a method with a cell at one rate: their records in the order of the seeds."""
-
-    problem: Problem
-    records: list[Record]
-
-    @property
-    def headline(self) -> Headline:
-        return self.problem.make_task().headline
-
-    @property
-    def values(self) -> list[float | None]:
-        """The final metric of each seed on test data; None where the run became non-finite."""
-        return [value_of(record, self.headline.metric) for record in self.records]
-
-    @property
-    def median(self) -> float | None:
-        return median(self.values, self.headline.higher_is_better)
-
-    @property
-    def worst(self) -> float | None:
-        values = [value for value in self.values if value is not None]
-        if len(values) < len(self.values):
-            return None
-        return min(values) if self.headline.higher_is_better else max(values)
-
-    @property
-    def solved(self) -> int:
-        """How many seeds end at the task's threshold."""
-        headline = self.headline
-        return sum(value is not None and headline.reaches(value, headline.solved) for value in self.values)
-
-    @property
-    def not_finite(self) -> int:
-        return sum(not record["is_finite"] for record in self.records)
 
 
 def page_part(records: Sequence[Record]) -> str:
@@ -68,7 +28,7 @@ def page_part(records: Sequence[Record]) -> str:
         *_comparison(real, records),
         _finite(records),
         *(part for problem in done for part in _section(problem, records)),
-        _about(records),
+        about(records, _is_stale),
     ]
     return "\n\n".join(parts)
 
@@ -77,12 +37,12 @@ def swap_part(records: Sequence[Record]) -> str:
     """A short table for readers in a hurry: each cell of `torch.nn` next to SAB's on real data, the better one bold."""
     lines = []
     for problem in (one for one in PROBLEMS.values() if one.is_real):
-        line = [f"{_title(problem)}, {problem.make_task().headline.label}"]
+        line = [f"{title(problem)}, {problem.make_task().headline.label}"]
         for cell in problem.cells:
             groups = [_chosen(problem, cell, method, records) for method in ("torch", "sab")]
             values = [group.median if group else None for group in groups]
             shown = [
-                _show(problem, value, "not finite") if group else NOT_RUN
+                show(problem, value, "not finite") if group else NOT_RUN
                 for group, value in zip(groups, values, strict=True)
             ]
             if all(groups) and values[0] != values[1]:
@@ -93,18 +53,8 @@ def swap_part(records: Sequence[Record]) -> str:
     return markdown(["", "`nn.LSTM`", "`SABLSTM`", "`nn.GRU`", "`SABGRU`"], lines)
 
 
-def group_of(problem: Problem, cell: str, method: str, rate: float, records: Iterable[Record]) -> Group:
-    """The reported runs of a row."""
-    wanted = {"problem": problem.name, "cell": cell, "method": method, "rate": rate}
-    found = [one for one in records if one["seed"] != SELECTION_SEED and wanted.items() <= one.items()]
-    return Group(problem, sorted(found, key=lambda record: record["seed"]))
-
-
-def chosen_rate(problem: Problem, cell: str, method: str, records: Iterable[Record]) -> float | None:
-    """The rate that the selection runs choose; None where there are none."""
-    wanted = {"problem": problem.name, "cell": cell, "method": method, "seed": SELECTION_SEED}
-    selected = {record["rate"]: record for record in records if wanted.items() <= record.items()}
-    return best_rate(selected, problem) if selected else None
+def _group(problem: Problem, cell: str, method: str, rate: float, records: Sequence[Record]) -> Group:
+    return group_of(problem, {"cell": cell, "method": method}, rate, records)
 
 
 def _pairs(problem: Problem) -> list[tuple[str, str]]:
@@ -125,7 +75,7 @@ def _overview(problems: Sequence[Problem], records: Sequence[Record]) -> list[st
 
 
 def _solved_rates(problem: Problem, cell: str, method: str, records: Sequence[Record]) -> str:
-    groups = [group_of(problem, cell, method, rate, records) for rate in problem.rates]
+    groups = [_group(problem, cell, method, rate, records) for rate in problem.rates]
     complete = [group for group in groups if len(group.records) >= problem.seeds]
     return f"{sum(group.solved == len(group.records) for group in complete)} of {len(complete)}" if complete else NONE
 
@@ -141,17 +91,14 @@ def _comparison(problems: Sequence[Problem], records: Sequence[Record]) -> list[
             verdict = NONE
             if groups["sab"] and groups["torch"]:  # a median that is not finite is worse than any number
                 verdict = "equal" if ours == theirs else "yes" if _reaches(problem, ours, theirs) else "no"
-            shown = [_show(problem, medians[method], "not finite") if groups[method] else NOT_RUN for method in METHODS]
-            lines.append([_title(problem), cell, *shown, verdict])
+            shown = [show(problem, medians[method], "not finite") if groups[method] else NOT_RUN for method in METHODS]
+            lines.append([title(problem), cell, *shown, verdict])
     header = ["task", "cell", *(NAMES[method] for method in METHODS), "SAB better than torch.nn"]
     return ["### Real data: medians on test data", markdown(header, lines)] if lines else []
 
 
 def _chosen(problem: Problem, cell: str, method: str, records: Sequence[Record]) -> Group | None:
-    """The reported runs at the chosen rate, if there are any."""
-    rate = chosen_rate(problem, cell, method, records)
-    group = None if rate is None else group_of(problem, cell, method, rate, records)
-    return group if group is not None and group.records else None
+    return chosen_group(problem, {"cell": cell, "method": method}, records)
 
 
 def _reaches(problem: Problem, value: float | None, other: float | None) -> bool:
@@ -175,15 +122,15 @@ def _section(problem: Problem, records: Sequence[Record]) -> list[str]:
     whose = f"{headline.label.capitalize()} on test data, {problem.iterations:,} iterations, hidden size "
     whose += f"{problem.hidden_size}, batches of {problem.batch_size}; solved at {headline.show(headline.solved)}."
     if problem.is_real:
-        return [f"### {_title(problem)}", whose, _real_table(problem, records)]
+        return [f"### {title(problem)}", whose, _real_table(problem, records)]
     whose += " For each learning rate: median, worst seed, seeds that solve it."
-    return [f"### {_title(problem)}", whose, _synthetic_table(problem, records)]
+    return [f"### {title(problem)}", whose, _synthetic_table(problem, records)]
 
 
 def _synthetic_table(problem: Problem, records: Sequence[Record]) -> str:
     lines = []
     for cell, method in _pairs(problem):
-        groups = [group_of(problem, cell, method, rate, records) for rate in problem.rates]
+        groups = [_group(problem, cell, method, rate, records) for rate in problem.rates]
         lines.append([cell, NAMES[method], *map(_cell, groups), *_costs(groups)])
     header = ["cell", "method", *(f"{rate:g}" for rate in problem.rates), "parameters", "seconds"]
     return markdown(header, lines)
@@ -192,7 +139,7 @@ def _synthetic_table(problem: Problem, records: Sequence[Record]) -> str:
 def _cell(group: Group) -> str:
     if not group.records:
         return NOT_RUN
-    shown = f"{_show(group.problem, group.median)}, {_show(group.problem, group.worst)}, "
+    shown = f"{show(group.problem, group.median)}, {show(group.problem, group.worst)}, "
     shown += f"{group.solved}/{len(group.records)}"
     return shown + (f", {group.not_finite} not finite" if group.not_finite else "")
 
@@ -205,7 +152,7 @@ def _real_table(problem: Problem, records: Sequence[Record]) -> str:
             lines.append([cell, NAMES[method], NOT_RUN, *[NONE] * 6])
             continue
         seeds = len(group.records)
-        numbers = [_show(problem, group.median), _show(problem, group.worst), f"{group.records[0]['rate']:g}"]
+        numbers = [show(problem, group.median), show(problem, group.worst), f"{group.records[0]['rate']:g}"]
         counts = [f"{group.solved}/{seeds}", f"{group.not_finite}/{seeds}"]
         lines.append([cell, NAMES[method], *numbers, *counts, *_costs([group])])
     header = ["cell", "method", "median", "worst", "rate", "solved", "not finite", "parameters", "seconds"]
@@ -220,26 +167,6 @@ def _costs(groups: Iterable[Group]) -> list[str]:
     return [f"{found[-1]['parameters']:,}", f"{statistics.median(record['wall_time'] for record in found):.0f}"]
 
 
-def _show(problem: Problem, value: float | None, missing: str = NONE) -> str:
-    return missing if value is None else problem.make_task().headline.show(value)
-
-
-def _title(problem: Problem) -> str:
-    name, _, length = problem.name.partition("-")
-    return TITLES.get(problem.name, f"{name.capitalize()}, T = {length}")
-
-
-def _about(records: Sequence[Record]) -> str:
-    """Where the numbers come from, and whether some were made otherwise than the table now is."""
-    lines = machines(records, lambda device, group: f"{device}: {len(group)} run{'s' * (len(group) > 1)};")
-    stale = sum(map(_is_stale, records))
-    note = [f"{stale} records were made with another configuration than the table now has."] if stale else []
-    return "\n".join(["### Where it was run", "", *lines, *(["", *note] if note else [])])
-
-
 def _is_stale(record: Record) -> bool:
     row = DropInRow(PROBLEMS[record["problem"]], record["cell"], record["method"], record["rate"])
-    config, wanted = stored.config_of(record), row.config(record["seed"])
-    if config is None or config.training.iterations != wanted.training.iterations:
-        return True
-    return config.difference(wanted) is not None
+    return is_stale(record, row)

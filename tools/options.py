@@ -34,7 +34,7 @@ def table() -> dict[str, Any]:
         **{name: command for name, command in cli.COMMANDS.items() if name not in ("train", "data")},
         **{f"plot {name}": command for name, command in pictures.PLOTS.items()},
         **{f"data {name}": command for name, command in datasets.COMMANDS.items()},
-        "reproduce drop-in": experiments.drop_in,
+        **{f"reproduce {name}": command for name, command in experiments.TABLES.items()},
     }
     of_tasks = {name: _training_options(name) for name in TASKS}
     first, *others = of_tasks.values()

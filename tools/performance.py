@@ -1,78 +1,152 @@
-"""Renews the tables and figures of docs/performance.md from benchmarks/results: `python -m tools.performance`."""
+"""Renews the tables and figures on speed in docs/ from benchmarks/results: `python -m tools.performance`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sab.lab.report.figures import save
+from sab.lab.experiments.bench import CASES
+from sab.lab.experiments.timing import BOTH, STREAM
+from sab.lab.report.figures import save, scaling
 from sab.lab.report.numbers import NONE
 from sab.lab.report.performance import (
-    BOTH,
-    FORWARD,
     HEADER,
     SWEPT,
     Record,
-    cells,
-    common_way,
+    fastest,
     line,
+    lines,
     load,
-    microseconds_a_step,
     show_time,
+    speedup,
     summary,
     swept_records,
-    torch_milliseconds,
-    verdict,
 )
-from tools.figures import step_times
+from tools import floors
 from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
+
+PICTURE = "time-of-a-step.png"
+IN_SHORT = ("A", "n-256", "C", "GRU", "B-1", "E-4000", "F", "H-200", "H-3000", "stream-cell")
+"""The cases that the README shows."""
 
 
 def main() -> None:
     records = load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
-    for case in SWEPT:
-        if swept := swept_records(records, case):
-            save(step_times(swept, case), IMAGES / sweep_picture(case))
+    if any(swept_records(records, axis) for axis in SWEPT):
+        save(scaling(records), IMAGES / PICTURE)
     replace_part(ROOT / "docs" / "performance.md", "benchmark", page_part(records))
+    replace_part(ROOT / "docs" / "engine.md", "floors", floors_part(records))
+    replace_part(ROOT / "docs" / "engine-appendix.md", "earlier", earlier_part(records))
     replace_part(ROOT / "docs" / "from-torch.md", "cost", cost_part(records))
+    replace_part(ROOT / "README.md", "speed", speed_part(records))
 
 
 def page_part(records: Sequence[Record]) -> str:
-    """The generated part of the page."""
-    if not records:
-        return "Nothing has been measured yet."
-    parts = [_about(records)]
+    """What the benchmark's cases cost."""
     required = [record for record in records if record["kind"] == "required"]
-    if required:
-        parts += [_configurations(required), *summary(records), markdown(HEADER, map(cells, required))]
-    failed = [f"- {line(record)}" for record in records if "error" in record]
+    if not required:
+        return "Nothing has been measured yet."
+    sentences = summary(records, names_missed=False)  # the table has them
+    parts = [*sentences, markdown(HEADER, (one for record in required for one in lines(record, judged=True)))]
+    drawn = [record for axis in SWEPT for record in swept_records(records, axis)]
+    if drawn:
+        parts.append(f"![Time of a step against T, n and B](images/{PICTURE})")
+    if any(record["kind"] == "sweep" for record in drawn):
+        parts.append('(An earlier measurement on an H200: the scorers of the legend with `incorporate="add"`.)')
+    failed = [f"- {line(record)}" for record in required if "error" in record]
     if failed:
         parts.append("\n".join(["What could not be measured:", "", *failed]))
-    parts += [part for part in (_context(records), *(_sweep(records, case) for case in SWEPT)) if part]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _about(required)])
+
+
+def speed_part(records: Sequence[Record]) -> str:
+    """A few of the cases, in words, for who sees the project for the first time."""
+    found = {record["case"]: record for record in records if record["kind"] == "required" and "error" not in record}
+    rows: list[list[str]] = []
+    for name in IN_SHORT:
+        if (record := found.get(name)) is not None:
+            chosen = next(iter(record["ratio"]["eager"]))
+            cell = record.get("cell", "lstm").upper()  # records of the first version have none
+            what = "a stream, step by step" if chosen == STREAM else f"{cell}, training step"
+            sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
+            rows.append([_place(record), what, *sizes, f"{record['ratio']['eager'][chosen]:.2f}"])
+    if not rows:
+        return "Nothing has been measured yet."
+    header = ("where", "what", "hidden size", "batch", "steps", "times `torch.nn`'s time")
+    return f"Default options, in eager mode:\n\n{markdown(header, rows)}"
+
+
+def _place(record: Record) -> str:
+    device, _, model = record["device"].partition(" ")
+    return f"{record['threads']} CPU threads" if device == "cpu" else model.strip("()")
+
+
+def floors_part(records: Sequence[Record]) -> str:
+    """The least that each case could take, compared with what it takes."""
+    by_case = {record["case"]: record for record in records if record["kind"] == "required" and "error" not in record}
+    gpu: list[list[str]] = []
+    cpu: list[list[str]] = []
+    for case in CASES.values():
+        record = by_case.get(case.case)
+        if case.device == "cuda":
+            floor = floors.of_gpu(case)
+            ours = None if record is None else _device_time(record)
+            shown = [show_time(1e3 * seconds) for seconds in (*floor, floor.most)]
+            times = [NONE] * 2 if ours is None else [show_time(ours), f"{ours / (1e3 * floor.most):.1f}"]
+            gpu.append([case.case, *shown, *times])
+        else:
+            chosen = next(iter(case.limits["eager"]))
+            ratio = NONE if record is None else f"{record['ratio']['eager'][chosen]:.2f}"
+            cpu.append([case.case, f"{floors.multiply_adds(case):.2f}", ratio])
+    header = ("case", "products, ms", "memory, ms", "chain, ms", "floor, ms", "ours, ms", "ours / floor")
+    on_cpu = markdown(("case", "products / torch.nn's", "time / torch.nn's"), cpu)
+    return f"On an H200:\n\n{markdown(header, gpu)}\n\nOn a CPU:\n\n{on_cpu}"
+
+
+def _device_time(record: Record) -> float:
+    """Milliseconds of ours, forward and backward, as near to the device's own time as was measured."""
+    way = "graph" if BOTH in record["ratio"].get("graph", {}) else "eager"
+    return fastest(record, way, BOTH, "ours")["median"]
+
+
+def earlier_part(records: Sequence[Record]) -> str:
+    """What the first version of the benchmark measured, of other memories and of the reference backend."""
+    earlier = [record for record in records if record["kind"] == "earlier"]
+    context = [record for record in records if record["kind"] == "context"]
+    parts: list[str] = []
+    if earlier:
+        parts.append(markdown(HEADER, (lines(record)[0] for record in earlier)))
+    rows = [
+        [record["case"], record["scorer"], str(record["steps"]), show_time(beside), show_time(ours), f"{times:.1f}"]
+        for record in context
+        if "error" not in record
+        for beside, ours, times in [speedup(record)]
+    ]
+    if rows:
+        header = ("case", "scorer", "T", "reference, ms", "ours, ms", "times as fast")
+        parts.append("This layer compared with the reference backend:\n\n" + markdown(header, rows))
+    return "\n\n".join([*parts, _about([*earlier, *context])]) if parts else "Nothing has been measured yet."
 
 
 def cost_part(records: Sequence[Record]) -> str:
     """What the default memory costs on a CPU, against the length of a sequence."""
-    found = [record for record in records if record["case"] == "H" and "error" not in record]
+    found = [record for record in records if record["case"].startswith("H-") and "error" not in record]
     if not found:
         return "Nothing has been measured yet."
     names = ("hidden_size", "batch_size", "input_size", "threads")
     sizes = "hidden size {}, batches of {}, {} inputs, {} threads".format(*(found[0][name] for name in names))
+    passes = [one for one in (BOTH, "forward") if all(one in record["ratio"]["eager"] for record in found)]
+    titles = {BOTH: "training step, ms", "forward": "forward alone, ms"}
     rows = [
-        [f"{record['steps']:,}", *_times(record, BOTH), *_times(record, FORWARD)]
+        [f"{record['steps']:,}", *(cell for one in passes for cell in _times(record, one))]
         for record in sorted(found, key=lambda record: record["steps"])
     ]
-    header = ("T", "training step, ms", "`nn.LSTM`, ms", "times", "forward alone, ms", "`nn.LSTM`, ms", "times")
+    header = ("T", *(cell for one in passes for cell in (titles[one], "`nn.LSTM`, ms", "times")))
     return f"{markdown(header, rows)}\n\n{sizes[0].upper()}{sizes[1:]}."
 
 
 def _times(record: Record, chosen: str) -> list[str]:
-    ours = record["milliseconds"]["ours"]["eager"][chosen]["median"]
-    return [
-        show_time(ours),
-        show_time(torch_milliseconds(record, "eager", chosen)),
-        f"{record['ratio']['eager'][chosen]:.2f}",
-    ]
+    ours, torchs = (fastest(record, "eager", chosen, side)["median"] for side in ("ours", "torch.nn"))
+    return [show_time(ours), show_time(torchs), f"{record['ratio']['eager'][chosen]:.2f}"]
 
 
 def _about(records: Sequence[Record]) -> str:
@@ -81,55 +155,6 @@ def _about(records: Sequence[Record]) -> str:
         return f"{device}, {newest['threads']} threads:" if device.startswith("cpu") else f"{device}:"
 
     return "\n".join(["Measured on", "", *machines(records, describe)])
-
-
-def _configurations(records: Sequence[Record]) -> str:
-    names = ("hidden_size", "batch_size", "steps", "k_top", "k_att", "k_trunc", "input_size")
-    header = ("case", "where", "n", "B", "T", "k_top", "k_att", "k_trunc", "input")
-    rows = {(record["case"], record["device"], *(str(record[name]) for name in names)): None for record in records}
-    return markdown(header, rows)
-
-
-def _context(records: Sequence[Record]) -> str | None:
-    rows: list[list[str]] = []
-    for record in records:
-        if record["kind"] == "context" and "error" not in record:
-            beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
-            ours = record["milliseconds"]["ours"]["eager"][BOTH]["median"]
-            target = NONE if record["target"] is None else f"{record['target']:g}"
-            start = [record["case"], record["beside"], record["scorer"], str(record["steps"])]
-            end = [f"{record['speedup'][BOTH]:.1f}", target, verdict(record)]
-            rows.append([*start, show_time(beside), show_time(ours), *end])
-    if not rows:
-        return None
-    header = ("case", "beside", "scorer", "T", "its time, ms", "ours, ms", "times as fast", "at least", "met")
-    return "For context, this layer beside the definition it is held to:\n\n" + markdown(header, rows)
-
-
-def _sweep(records: Sequence[Record], case: str) -> str | None:
-    swept = swept_records(records, case)
-    if not swept:
-        return None
-    entry, symbol = SWEPT[case]
-    way = common_way(swept)
-    scorers = list(dict.fromkeys(record["scorer"] for record in swept))
-    points: dict[int, dict[str, Record]] = {}
-    for record in swept:
-        points.setdefault(record[entry], {})[record["scorer"]] = record
-    rows: list[list[str]] = []
-    for point, by_scorer in sorted(points.items()):
-        torchs = min(microseconds_a_step(record, way, BOTH, "nn.LSTM") for record in by_scorer.values())
-        ours = [microseconds_a_step(by_scorer[one], way, BOTH) if one in by_scorer else None for one in scorers]
-        rows.append([str(point), *(NONE if one is None else show_time(one) for one in ours), show_time(torchs)])
-    how = "from a CUDA graph" if way == "graph" else "as called"
-    title = f"Microseconds a step against {symbol}, forward and backward, {how}:"
-    picture = f"![Time a step against {symbol}](images/{sweep_picture(case)})"
-    return f"{title}\n\n{markdown((symbol, *scorers, 'nn.LSTM'), rows)}\n\n{picture}"
-
-
-def sweep_picture(case: str) -> str:
-    """The file of a sweep's figure."""
-    return f"time-against-{SWEPT[case][1]}.png"
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sab.lab.experiments import costs
 from sab.lab.experiments import dropin as drop_in_table
-from sab.lab.report.figures import save
+from sab.lab.experiments import rivals as rivals_table
+from sab.lab.experiments.records import Record
+from sab.lab.report.figures import save_in_every_format
 from sab.lab.report.numbers import ByRow
 from sab.lab.report.results import load, total_time
-from tools import datasets, dropin, summary, synthetic
+from tools import datasets, dropin, rivals, summary, synthetic
 from tools.figures import of_results
 from tools.pages import IMAGES, ROOT, machines, replace_part
 
@@ -17,8 +20,8 @@ def main() -> None:
     by_row = load(ROOT / "results")
     for page, name, part in parts(by_row):
         replace_part(page, name, part)
-    for name, figure in of_results(by_row).items():
-        save(figure, IMAGES / name)
+    for name, figure in (of_results(by_row) | rivals.figures(*_of_rivals())).items():
+        save_in_every_format(figure, IMAGES / name)
 
 
 def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:
@@ -31,9 +34,14 @@ def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:
         (results, "results", page_part(by_row)),
         (docs / "drop-in.md", "drop-in", dropin.page_part(swaps)),
         (docs / "when.md", "swap", swap),
+        (docs / "rivals.md", "rivals", rivals.page_part(*_of_rivals())),
         (readme, "swap", swap),
         (readme, "summary", overview),
     ]
+
+
+def _of_rivals() -> tuple[list[Record], list[Record]]:
+    return rivals_table.load(ROOT / "results"), costs.load(ROOT / "results")
 
 
 def page_part(by_row: ByRow) -> str:

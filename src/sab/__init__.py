@@ -10,6 +10,7 @@ from sab.tracing import Trace, trace
 
 if TYPE_CHECKING:
     from sab import export as export
+    from sab import online as online
     from sab import plot as plot
 
 __all__ = [
@@ -31,8 +32,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`sab.export` and `sab.plot` are imported when they are first asked for; the layers need none of them."""
-    if name in ("export", "plot"):
+    """`sab.export`, `sab.online` and `sab.plot` are imported when they are first asked for: layers need none."""
+    if name in ("export", "online", "plot"):
         import importlib
 
         return importlib.import_module(f"sab.{name}")

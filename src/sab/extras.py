@@ -18,6 +18,11 @@ EXTRAS = {
     "sklearn": "sklearn",
     "onnx": "onnx",
     "onnxscript": "onnx",
+    "mambapy": "rivals",
+    "minGRU_pytorch": "rivals",
+    "xlstm": "rivals",
+    "x_transformers": "rivals",
+    "native_sparse_attention_pytorch": "rivals",
 }
 """The extra of each package, by the name that it is imported by."""
 PURPOSES = {
@@ -26,6 +31,7 @@ PURPOSES = {
     "ray": "`sab reproduce --on ray`",
     "sklearn": "the estimators of `sab.estimators`",
     "onnx": "`sab.export.to_onnx`",
+    "rivals": "`sab reproduce rivals` and the models of other packages",
 }
 """What each extra is for."""
 

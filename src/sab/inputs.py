@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from sab import torch_private
 from sab.config import MOST_STEPS
@@ -53,6 +53,8 @@ class Sequences(NamedTuple):
     """The input itself where it is packed."""
     is_unbatched: bool
     batch_first: bool
+    rows: Tensor | None = None
+    """The places of a packed input's entries among all T * B, in its order, on its device."""
 
     def without_batch(self, states: Tensor) -> Tensor:
         """The states [layers, B, ...] in the form of the input."""
@@ -61,7 +63,8 @@ class Sequences(NamedTuple):
     def restore(self, output: Tensor) -> Input:
         """An output [T, B, n] in the form of the input."""
         if self.packed is not None:
-            return _pack_like(self.packed, output)
+            assert self.rows is not None
+            return _pack_like(self.packed, self.rows, output)
         if self.is_unbatched:
             return output.squeeze(1)
         return output.transpose(0, 1) if self.batch_first else output
@@ -79,13 +82,13 @@ class Sequences(NamedTuple):
 
 def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
     """The input, checked, in time-major form."""
-    packed = input if isinstance(input, PackedSequence) else None
+    packed, rows = input if isinstance(input, PackedSequence) else None, None
     if packed is not None:
         if lengths is not None:
             raise UserValueError(
                 "lengths must be None where the input is a PackedSequence, which has its own.", "lengths"
             )
-        x, lengths = pad_packed_sequence(packed)
+        x, lengths, rows = _unpacked(packed)
     elif isinstance(input, Tensor):
         x = input
     else:
@@ -115,15 +118,16 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
         )
     if lengths is not None:
         lengths = _check_lengths(lengths, x.shape[0], x.shape[1], is_unbatched)
-        padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
-        x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
+        if packed is None:
+            padding = torch.arange(x.shape[0], device="cpu").unsqueeze(1) >= lengths
+            x = x.masked_fill(padding.to(x.device).unsqueeze(-1), 0.0)
     if x.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isnan(torch_private.unwrapped(x)).any():
         # On a GPU this would wait for the device, so there NaN goes through as in torch.nn.
         if torch_private.are_transforms_active():
             raise UserValueError("input must be free of NaN; got NaN inside of a function transform.", "input")
         step, row, _ = torch.isnan(x).nonzero()[0].tolist()
         raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
-    return Sequences(x, lengths, packed, is_unbatched, form.batch_first)
+    return Sequences(x, lengths, packed, is_unbatched, form.batch_first, rows)
 
 
 def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> SABState | None:
@@ -188,13 +192,22 @@ def _empty_memory(sequences: Sequences, form: Form, has_batch: bool = False) -> 
     return memory.without_batch() if sequences.is_unbatched and not has_batch else memory
 
 
-def reverse(sequence: Tensor, lengths: Tensor | None) -> Tensor:
-    """Each row of [T, B, ...] backwards in time; its padding stays where it is."""
-    if lengths is None:
+def reversed_order(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
+    """The places among all T * B from which each place takes its entry where every row goes backwards in time.
+
+    It is made once for a call, before the device has work: a copy to it would wait for that.
+    """
+    step = torch.arange(steps, device="cpu").unsqueeze(1)
+    source = torch.where(step < lengths, lengths - 1 - step, step)
+    batch = lengths.shape[0]
+    return (source * batch + torch.arange(batch, device="cpu")).flatten().to(device)
+
+
+def reverse(sequence: Tensor, order: Tensor | None) -> Tensor:
+    """Each row of [T, B, ...] backwards in time; its padding stays where it is. Without an order there is none."""
+    if order is None:
         return sequence.flip(0)
-    step = torch.arange(sequence.shape[0], device="cpu").unsqueeze(1)
-    source = torch.where(step < lengths, lengths - 1 - step, step).to(sequence.device)
-    return sequence.gather(0, source.unsqueeze(-1).expand_as(sequence))
+    return sequence.flatten(0, 1).index_select(0, order).view(sequence.shape)
 
 
 def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
@@ -277,10 +290,24 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
     return lengths.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 
 
-def _pack_like(packed: PackedSequence, padded: Tensor) -> PackedSequence:
+def _unpacked(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
+    """The sequences padded with zeros, [T, B, input_size], their lengths, and the places of their entries among T * B.
+
+    `pad_packed_sequence` takes an operation for each length, and its gradient one for each step.
+    """
+    data, sizes, unsorted = packed.data, packed.batch_sizes, packed.unsorted_indices
+    steps, batch = sizes.shape[0], int(sizes[0])
+    is_there = torch.arange(batch, device="cpu") < sizes.unsqueeze(1)
+    rows, lengths = is_there.flatten().nonzero().squeeze(1).to(data.device), is_there.sum(0)
+    x = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, rows, data).unflatten(0, (steps, batch))
+    if unsorted is not None:
+        x, lengths = x.index_select(1, unsorted), lengths[unsorted.cpu()]
+    return x, lengths, rows
+
+
+def _pack_like(packed: PackedSequence, rows: Tensor, padded: Tensor) -> PackedSequence:
     """[T, B, n] in the order of the batch, packed as `packed` is."""
-    sizes = packed.batch_sizes
     if packed.sorted_indices is not None:
-        padded = padded[:, packed.sorted_indices]
-    data = torch.cat([padded[step, :size] for step, size in enumerate(sizes.tolist())])
-    return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+        padded = padded.index_select(1, packed.sorted_indices)
+    data = padded.flatten(0, 1).index_select(0, rows)
+    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from sab import torch_private
 from sab.config import MOST_STEPS, NEUTRAL_GATE, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, check_float, check_int
-from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, time_major
+from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, reversed_order, time_major
 from sab.ops import dispatch
 from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
@@ -89,6 +89,45 @@ class SABLayer(nn.Module, Generic[StateT]):
         layer_norm: bool = SABConfig.layer_norm,
         recurrent_dropout: float = 0.0,
     ):
+        """Make a layer; the arguments up to `dtype` are those of `torch.nn`.
+
+        Args:
+            input_size: Size of the inputs.
+            hidden_size: Size n of the hidden state.
+            num_layers: How many layers are stacked, each with a memory of its own.
+            bias: Whether the cell has biases.
+            batch_first: Whether inputs and outputs are [B, T, size] instead of [T, B, size].
+            dropout: The probability, in training, that an entry between two layers is dropped.
+            bidirectional: Whether a second set of weights and a second memory run backwards over the sequence.
+            device: Where the parameters are made.
+            dtype: Floating-point type of the parameters.
+            proj_size: Must be 0: there is no projection.
+            k_top: How many microstates a step may select; 0 makes the layer a plain RNN.
+            k_att: Every k_att-th hidden state is kept as a microstate.
+            k_trunc: How many steps back the gradient follows the recurrent chain; None cuts nowhere.
+            scorer: `affine`, `affine_tanh`, `mlp`, `dot` or `cosine`. How relevant a microstate is; in Python also a
+                callable: (microstates [B, S, n], h [B, n]) to scores [B, S].
+            weighting: `relu`, `relu_norm`, `softmax` or `softmax_sink`. How the selected scores become weights.
+            forward: `sparse` or `dense`. Whether only the selected microstates enter the summary (sparse) or all of
+                them do (dense).
+            incorporate: `add`, `concat`, `add_bounded` or `gate`. How the summary enters the hidden state. With `gate`
+                and a weighting whose weights add up to at most 1, hidden states of LSTM, GRU and tanh cells stay within
+                [-1, 1].
+            initial_gate: With incorporate `gate`, the share of the summary in the hidden state before training, between
+                0 and 1; None means 0.25. A very small one starts the layer as one without a memory, from which it
+                learns to read.
+            input_start: `fan_in` or `torch`. How the input weights of a layer with a memory are drawn: `fan_in` with a
+                standard deviation of 2 / sqrt(input_size), so that an input leaves a mark on the hidden state from the
+                first iteration; `torch` as `torch.nn` does, within 1 / sqrt(hidden_size).
+            attention_size: Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size.
+            max_microstates: How many microstate numbers have a learned bias in the affine scorers; None means no bias.
+            backend: `auto`, `triton`, `cpu` or `reference`. What computes the recurrence; `auto` takes the fastest that
+                supports the configuration.
+            layer_norm: Whether the products of the cell with the input and with the hidden state, and an LSTM's cell
+                state where it is read, are normalised over their entries (layer norm).
+            recurrent_dropout: The probability, in training, that a hidden unit is kept from the recurrent product: at
+                all steps of a call alike, and drawn for each row, layer and direction.
+        """
         super().__init__()
         self.input_size = check_int("input_size", input_size, 1)
         self.hidden_size = check_int("hidden_size", hidden_size, 1)
@@ -300,7 +339,7 @@ class SABLayer(nn.Module, Generic[StateT]):
                 output = h.clone()  # may be changed in place without changing the state
                 return output.transpose(0, 1) if self.batch_first and output.dim() == 3 else output, state
         form = self._form
-        sequences = self._sequences(input, lengths)
+        sequences = time_major(input, lengths, form)
         output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
@@ -398,19 +437,22 @@ class SABLayer(nn.Module, Generic[StateT]):
         if not isinstance(most, torch.SymInt) and config.k_top > most:
             config = _with_k_top(config, most)
         results: list[LayerResult] = []
+        order = None
+        if self.bidirectional and lengths is not None:
+            order = reversed_order(lengths, x.shape[0], x.device)
         seen = 0 if state is None else state._seen_by_all()
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
                 index = layer * self._directions + direction
-                x_directed = reverse(x, lengths) if direction == 1 else x
+                x_directed = reverse(x, order) if direction == 1 else x
                 layer_state = None if state is None else LayerState.of(state, index, seen)
                 weights = self._weights(index)
                 if self.recurrent_dropout > 0 and self.training:
                     weights = weights._replace(h_mask=self._draw_mask(weights, x.shape[1]))
                 result = dispatch.recurrence(x_directed, lengths, layer_state, weights, self.cell, config)
                 results.append(result)
-                outputs.append(reverse(result.output, lengths) if direction == 1 else result.output)
+                outputs.append(reverse(result.output, order) if direction == 1 else result.output)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
@@ -419,7 +461,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             attentions = [result.attention() for result in results]
             if self.bidirectional:
                 attentions[1::2] = [
-                    backward.map(lambda tensor: reverse(tensor, lengths)) for backward in attentions[1::2]
+                    backward.map(lambda tensor: reverse(tensor, order)) for backward in attentions[1::2]
                 ]
             return stack_attentions(attentions)
 
@@ -449,8 +491,15 @@ class SABLayer(nn.Module, Generic[StateT]):
         return SABState._of(*ends(), kept) if isinstance(kept, Memory) else SABState._on_demand(ends, kept)
 
     def _weights(self, index: int) -> LayerWeights:
-        # By attribute, since a parametrization may compute them.
-        values = [None if name is None else getattr(self, name) for name in self._names[index]]
+        values: list[Any]
+        if torch.compiler.is_compiling():
+            values = [None if name is None else getattr(self, name) for name in self._names[index]]
+        else:
+            # An attribute of a module takes ten times as long to find as an entry of a dictionary.
+            values = [None if name is None else self._parameters.get(name) for name in self._names[index]]
+            for place, name in enumerate(self._names[index]):
+                if name is not None and values[place] is None:
+                    values[place] = getattr(self, name)  # a parametrization computes it
         scorer = ScorerWeights._make(values[4:8])
         return LayerWeights(*values[:4], scorer, *values[8:])  # pyright: ignore[reportCallIssue]
 
@@ -551,22 +600,21 @@ class SABLayer(nn.Module, Generic[StateT]):
 
 
 class SABLSTM(SABLayer[SABState]):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options but for
-    `recurrent_dropout`."""
+    """`torch.nn.LSTM` with a memory of its hidden states."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
 class SABGRU(SABLayer[SABHidden]):
-    """`torch.nn.GRU` with a memory of its hidden states; the keyword-only options are those of `SABLSTM`."""
+    """`torch.nn.GRU` with a memory of its hidden states; its arguments are those of `SABLSTM`."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
 class SABRNN(SABLayer[SABHidden]):
-    """`torch.nn.RNN` with a memory of its hidden states; the other `options` are those of `SABLSTM`."""
+    """`torch.nn.RNN` with a memory of its hidden states; its `options` are the keyword-only arguments of `SABLSTM`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN
@@ -591,6 +639,10 @@ class SABRNN(SABLayer[SABHidden]):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, **options
         )
         self.nonlinearity = nonlinearity
+
+    __init__.__doc__ = (SABLayer.__init__.__doc__ or "").replace(
+        "            bias: ", "            nonlinearity: `tanh` or `relu`, of the cell.\n            bias: ", 1
+    )
 
 
 def scale_input_weights(weight: Tensor, hidden_size: int) -> None:

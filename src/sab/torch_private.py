@@ -85,6 +85,17 @@ _AUTOCAST_KEYS = {
     if _exclude is not None and hasattr(_C.DispatchKey, key)
 }
 
+# Zeros, or other tensors, into several tensors of one type and device, on a GPU in one kernel.
+# Without one of them: a kernel each.
+_foreach_zero: Any = getattr(torch, "_foreach_zero_", None)
+_foreach_copy: Any = getattr(torch, "_foreach_copy_", None)
+
+
+def bare_apply(function: type[torch.autograd.Function]) -> Any:
+    """`function.apply` without its look at `torch.func`'s transforms, for calls where none is active."""
+    return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # What a subclass of Tensor sets as `__torch_function__` so that operations on it give plain tensors, at no cost.
 # There is no way without it: the import fails, with its name.
 no_torch_function: Any = _C._disabled_torch_function_impl
@@ -220,6 +231,24 @@ def redispatch(op: Any, keyset: Any, *arguments: Any) -> Any:
     """Call an operation's implementation below autograd, from its autograd implementation."""
     with below_autograd():
         return op.redispatch(keyset & _keys_after_autograd, *arguments)
+
+
+def zero_all(tensors: Sequence[Tensor]) -> None:
+    """Fill tensors of one type and device with zeros."""
+    if _foreach_zero is not None and len(tensors) > 1:
+        _foreach_zero(tensors)
+        return
+    for tensor in tensors:
+        tensor.zero_()
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors of one type into others of one type, which have their shapes."""
+    if _foreach_copy is not None and len(targets) > 1:
+        _foreach_copy(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def without_autocast(device: str) -> Any:

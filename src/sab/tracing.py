@@ -119,7 +119,7 @@ def trace(
     `row` is the row of the batch, `layer` the layer of a stack. Paths of more than `max_hops` skips, and the smallest
     ones where a step has more than `max_paths`, are not separate: they are followed together, as the rest.
     """
-    traced = _find_layer(module)
+    traced = find_layer(module)
     layers = traced.num_layers
     layer = check_int("layer", layer, -layers, maximum=layers - 1) % layers
     max_hops = check_int("max_hops", max_hops, 1, optional=True)
@@ -141,21 +141,19 @@ def trace(
     return _trace_of(replays[layer], arriving[layer].h, found, value.item(), target_step)
 
 
-def _find_layer(module: Any) -> SABLayer:
+def find_layer(module: Any, name: str = "module", purpose: str = "be traced") -> SABLayer[Any]:
+    """The SAB layer of a module; `name` is what a sentence calls the module, `purpose` what it needs the layer for."""
     if not isinstance(module, nn.Module):
-        raise UserTypeError(f"module must be a torch.nn.Module; got {type(module).__name__}.", "module")
+        raise UserTypeError(f"{name} must be a torch.nn.Module; got {type(module).__name__}.", name)
     layers = [one for one in module.modules() if isinstance(one, SABLayer) and not isinstance(one, SABCell)]
     if len(layers) != 1:
-        raise UserValueError(
-            f"module must be or have one SAB layer, which may be a stack; got {len(layers)}.", "module"
-        )
+        raise UserValueError(f"{name} must be or have one SAB layer, which may be a stack; got {len(layers)}.", name)
     if any(parameter.is_inference() for parameter in module.parameters()):
         raise UserValueError(
-            "module must have been made outside of torch.inference_mode to be traced; its parameters were not.",
-            "module",
+            f"{name} must have been made outside of torch.inference_mode to {purpose}; its parameters were not.", name
         )
     if layers[0].bidirectional:
-        raise UserValueError("module must have a layer of one direction to be traced; its is bidirectional.", "module")
+        raise UserValueError(f"{name} must have a layer of one direction to {purpose}; its is bidirectional.", name)
     return layers[0]
 
 

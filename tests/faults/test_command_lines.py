@@ -60,9 +60,10 @@ ENDLESS = ("live", "serve", "watch")
 """Commands that go on until somebody ends them."""
 CHEAP: dict[str, Sequence[Sequence[str]]] = {
     "demo": [["--seed", "x"], ["--seed", "-1"], ["extra"]],
-    "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"], ["--compiled-steps", "0"]],
+    "bench": [["--cases", "Z"], ["--seconds", "-1"], ["--minutes", "0"], ["--jobs", "x"]],
     "reproduce": [["--list"], ["--status"]],
     "reproduce drop-in": [["--list"]],
+    "reproduce rivals": [["--list", "--methods", "sab,lstm"]],
     "doctor": [["extra"], ["--nothing"]],
     "report": [["missing"], ["file"], ["--nothing"]],
 }
@@ -75,7 +76,7 @@ POSITIONAL = {
 }
 TRAIN_TASKS = ("copying", "adding") * 6 + (*TASKS, "Copying", "")
 OTHERS = [name for name in cli.COMMANDS if name not in ("train", "tasks", *ENDLESS)]
-OTHERS += ["eval", "info", "sample", "score", "data list", "data get", "reproduce drop-in"]
+OTHERS += ["eval", "info", "sample", "score", "data list", "data get", "reproduce drop-in", "reproduce rivals"]
 Draw = typing.Callable[..., Any]
 
 
@@ -115,7 +116,7 @@ def _train_lines(draw: Draw) -> list[str]:
 def _other_lines(draw: Draw) -> list[str]:
     name = draw(st.sampled_from(OTHERS))
     of_two_words = {"data list": datasets.data_list, "data get": datasets.data_get}
-    of_two_words["reproduce drop-in"] = experiments.drop_in
+    of_two_words |= {f"reproduce {name}": command for name, command in experiments.TABLES.items()}
     command = of_two_words.get(name) or cli.COMMANDS[name]
     words = name.split()
     kinds = {} if name == "data" else typing.get_type_hints(command, include_extras=True)

@@ -30,7 +30,7 @@ from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.data import DATASETS, formats, store
 from sab.lab.data.formats import Unreadable
-from sab.lab.experiments import dropin, records, reproduce
+from sab.lab.experiments import costs, dropin, records, reproduce, rivals, selection
 from sab.lab.experiments.tables import ROWS
 from sab.lab.models import ModelConfig
 from sab.lab.report import performance, results, tables
@@ -41,8 +41,9 @@ from sab.lab.training.progress import show_headline, show_seconds
 from tests.faults.damage import damaged, damaged_json, damaged_lines, damaged_tensors, damaged_value
 from tests.faults.watch import watching
 from tests.lab import tiny
-from tests.lab.report.made_up import drop_in_record
+from tests.lab.report.made_up import drop_in_record, rival_cost, rival_record
 from tests.lab.report.made_up import record as made_up_record
+from tools import rivals as rivals_page
 from tools.dropin import page_part as drop_in_part
 from tools.performance import page_part as bench_page_part
 from tools.results import page_part
@@ -246,16 +247,41 @@ def results_jsonl(folder: Path) -> Kind:
 def drop_in_jsonl(folder: Path) -> Kind:
     """The records of the drop-in table, as its page and the choice of a learning rate get them."""
     problem = dropin.PROBLEMS["mnist"]
-    path = records.path_of(dropin.FILE, folder)
+    path = records.path_of(dropin.TABLE.file, folder)
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
         known = dropin.load(folder)
         drop_in_part(known).encode()
-        dropin.states(dropin.Part(("mnist",)), folder)
+        selection.states(dropin.Part(("mnist",)), folder)
 
-    seeds = (dropin.SELECTION_SEED, 0)
+    seeds = (selection.SELECTION_SEED, 0)
     return damaged_lines([drop_in_record(problem, 2e-3, seed, 0.5, 0.5) for seed in seeds]), read
+
+
+def rivals_jsonl(folder: Path) -> Kind:
+    """The records of the rivals' table, as its page and the choice of a learning rate get them."""
+    path = records.path_of(rivals.TABLE.file, folder)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        rivals_page.page_part(rivals.load(folder), []).encode()
+        selection.states(rivals.Part(("mnist",), methods=("lstm",)), folder)
+
+    seeds, problem = (selection.SELECTION_SEED, 0), rivals.PROBLEMS["mnist"]
+    return damaged_lines([rival_record(problem, "lstm", 2e-3, seed, 0.5, 0.5) for seed in seeds]), read
+
+
+def costs_jsonl(folder: Path) -> Kind:
+    """The records of what rivals cost, as the page gets them."""
+    path = records.path_of(costs.FILE, folder)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        rivals_page.page_part([], costs.load(folder)).encode()
+
+    stream = {"kind": "grows", "steps": 100, "microseconds": 3.5, "bytes": 1_000}
+    return damaged_lines([rival_cost("copying-300", name, stream=stream) for name in ("lstm", "sab")]), read
 
 
 def notes_json(folder: Path) -> Kind:
@@ -443,6 +469,8 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "sab report": page_of_runs,
     "results/*.jsonl": results_jsonl,
     "results/dropin.jsonl": drop_in_jsonl,
+    "results/rivals.jsonl": rivals_jsonl,
+    "results/rivals-costs.jsonl": costs_jsonl,
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,

@@ -261,6 +261,6 @@ def test_extras_are_those_of_the_package() -> None:
     listed = project["optional-dependencies"]
     assert PURPOSES.keys() == set(EXTRAS.values())
     for package, extra in EXTRAS.items():
-        distribution = {"sklearn": "scikit-learn"}.get(package, package)
+        distribution = {"sklearn": "scikit-learn"}.get(package, package.replace("_", "-"))
         assert any(one.startswith(distribution) for one in listed[extra])
     assert sum(len(listed[extra]) for extra in set(EXTRAS.values())) == len(EXTRAS)

@@ -240,7 +240,7 @@ def test_every_option_reaches_the_layers(scorer: str) -> None:
 @pytest.mark.parametrize(
     ("options", "option", "words"),
     [
-        ({"method": "rtrl"}, "method", "sab, bptt, tbptt, torch, torch_start"),
+        ({"method": "hebb"}, "method", "sab, bptt, tbptt, torch, torch_start"),
         ({"cell": "LSTM"}, "cell", "lstm, gru, rnn_tanh, rnn_relu"),
         ({"hidden_size": 0}, "hidden_size", "at least 1"),
         ({"num_layers": 0}, "num_layers", "at least 1"),

@@ -2,61 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sab.lab.report.performance import load
-from tests.lab.report.test_performance import record, sweep
-from tools.figures import step_times
+from sab.lab.experiments.bench import CASES
+from sab.lab.report.performance import _upgraded, load
+from tests.lab.report.test_performance import first_version, record, sweep
+from tools import floors
 from tools.pages import ROOT, with_part
-from tools.performance import cost_part, page_part
+from tools.performance import cost_part, earlier_part, floors_part, page_part, speed_part
 
 
 def test_the_page() -> None:
-    context = {"kind": "context", "beside": "reference", "target": None}
-    slow = record(speedup={"forward+backward": 60.0, "forward": 1.0}, **context)
-    slow["milliseconds"]["reference"] = {"eager": {"forward+backward": {"median": 180.0, "min": 170.0}}}
-    broken = record(scorer="dot", error="it broke")
-    told = page_part([record(), broken, slow, *sweep()])
-    assert told.startswith("Measured on")
+    told = page_part([record(), record("G", error="it broke", device="cpu (x)"), *sweep()[1:]])
     assert page_part([]) == "Nothing has been measured yet."
-    assert "| A | mlp | float32 | triton | 3.00 | 2.00 | 1.50 | 1.50 | 1.50 | 1.00 | 1.50 | 1.25 | 1.5 | yes |" in told
-    assert "| A | dot | float32 | triton | failed |" in told
-    assert "dot float32: failed: it broke" in told
-    assert "| A | reference | mlp | 320 | 180 | 3.00 | 60.0 | – | – |" in told
-    assert "| T | affine | dot | nn.LSTM |" in told
-    assert "| 100 | 5.00 | 5.00 | 15.0 |" in told, "microseconds a step, from the graph"
+    assert "| A | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.3 | 1.50 ≤ 1.5 | 0.75, 1.25 |" in told
+    assert "| A, forward | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.2 | – | – |" in told
+    assert "- G  n=1000 B=32 T=100: failed: it broke" in told
+    assert "(images/time-of-a-step.png)" in told
+    assert "images" not in page_part([record("G")])
     for line in told.splitlines():
         if line.startswith("|"):
             assert line.endswith("|")
-    for picture in ("time-against-T.png", "time-against-n.png"):
-        assert f"(images/{picture})" in told
+            assert len(line) <= 90
+
+
+def test_what_the_first_version_measured() -> None:
+    context = first_version(kind="context", beside="reference", target=None, speedup={"forward+backward": 60.0})
+    context["milliseconds"]["reference"] = {"eager": {"forward+backward": {"median": 180.0, "min": 170.0}}}
+    old = [_upgraded(one) or {} for one in (first_version(), context)]
+    told = earlier_part([record(), *old])
+    assert "| A, mlp bfloat16 | 128 | 64 | 320 | 3.00 | 3.00 | 1.00 ≤ 1.5 | – | 1.25 |" in told
+    assert "| A | mlp | 320 | 180 | 3.00 | 60.0 |" in told
+    assert earlier_part([record()]) == "Nothing has been measured yet."
+
+
+def test_the_readme_has_some_of_the_cases() -> None:
+    found = [record("GRU", cell="gru"), record("F", device="cpu (x)"), record("stream-cell", device="cpu (x)")]
+    assert speed_part([*found, record("B"), record("A", error="it broke")]).splitlines()[4:] == [
+        "| GPU | GRU, training step | 128 | 64 | 320 | 1.50 |",
+        "| 2 CPU threads | LSTM, training step | 128 | 64 | 120 | 1.50 |",
+        "| 2 CPU threads | a stream, step by step | 128 | 1 | 100 | 1.50 |",
+    ]
+    assert speed_part([]) == "Nothing has been measured yet."
+
+
+def test_every_case_has_a_floor() -> None:
+    told = floors_part([record(ours=3.0), record("B", error="it broke"), record("F", ours=4.0)]).splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in told if line.startswith("| ")] == [
+        "case",
+        "---",
+        *(name for name, case in CASES.items() if case.device == "cuda"),
+        "case",
+        "---",
+        *(name for name, case in CASES.items() if case.device == "cpu"),
+    ]
+    a = next(line for line in told if line.startswith("| A |"))
+    floor = floors.of_gpu(CASES["A"]).most * 1e3
+    assert a.endswith(f"| {floor:.2f} | 1.50 | {1.5 / floor:.1f} |"), "from a graph"
+    assert next(line for line in told if line.startswith("| B |")).endswith("| – | – |")
+    assert "| F | 1.81 | 2.00 |" in told
+    assert max(map(len, told)) <= 90
+
+
+def test_floors_are_those_of_the_sizes() -> None:
+    a, steps = CASES["A"], 320
+    products, memory, chain = floors.of_gpu(a)
+    rows, n = 64 * steps, 128
+    assert products == pytest.approx(2 * rows * (3 * (4 + 3.5) * n * n + 2 * 4 * n * n + steps / 4 * n) / 989e12)
+    assert memory == pytest.approx(4 * rows * 62 * n / 4.8e12)
+    assert chain == pytest.approx(steps * (1.8e-6 + 2 * n * steps / 4 / (64 * 1.98e9)))
+    longer = floors.of_gpu(replace(a, steps=2 * steps))
+    assert longer.products > 2 * products, "there is more to score"
+    assert longer.memory == pytest.approx(2 * memory)
+    assert floors.of_gpu(CASES["C"]).chain == pytest.approx(180 * (9 * 0.7e-6 + 2 * 2 * 7.5e6 / (132 * 64 * 1.98e9)))
+    assert floors.multiply_adds(CASES["F"]) == pytest.approx(1 + 3.5 * 128 / (4 * 138))
+    assert floors.of_gpu(CASES["packed"]).chain == pytest.approx(4 * chain)
 
 
 def test_the_cost_against_the_length() -> None:
-    told = cost_part([record(case="H", steps=3000, ours=9.0), record(case="H", steps=200), record()]).splitlines()
+    told = cost_part([record("H-3000", ours=9.0), record("H-200"), record()]).splitlines()
     assert told[2:4] == [
         "| 200 | 3.00 | 2.00 | 1.50 | 3.00 | 2.00 | 1.50 |",
         "| 3,000 | 9.00 | 2.00 | 4.50 | 9.00 | 2.00 | 4.50 |",
     ]
-    assert told[-1] == "Hidden size 128, batches of 64, 128 inputs, 2 threads."
+    assert told[-1] == "Hidden size 64, batches of 32, 10 inputs, 2 threads."
     assert cost_part([record()]) == "Nothing has been measured yet."
 
 
-def test_a_figure_says_what_it_shows() -> None:
-    figure = step_times([one for one in sweep() if one["case"] == "T"], "T")
-    left, right = figure.axes
-    assert left.get_ylabel() == "microseconds a step,\nfrom a CUDA graph"
-    assert (left.get_xlabel(), right.get_xlabel()) == ("steps T", "steps T")
-    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["SAB, affine", "SAB, dot", "torch.nn.LSTM"]
-    assert [line.get_ydata()[0] for line in left.lines] == [5.0, 5.0, 15.0]  # pyright: ignore
-
-
 @pytest.mark.parametrize(
-    ("page", "name", "part"), [("performance.md", "benchmark", page_part), ("from-torch.md", "cost", cost_part)]
+    ("page", "name", "part"),
+    [
+        ("performance.md", "benchmark", page_part),
+        ("engine.md", "floors", floors_part),
+        ("engine-appendix.md", "earlier", earlier_part),
+        ("from-torch.md", "cost", cost_part),
+        ("../README.md", "speed", speed_part),
+    ],
 )
 def test_a_page_is_up_to_date_with_the_committed_records(page: str, name: str, part: Any) -> None:
     records = load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))

@@ -1,4 +1,4 @@
-"""What gets trained: an encoder, SAB layers or those of torch.nn, and a readout."""
+"""What gets trained: an encoder, SAB layers, those of torch.nn or of other papers, and a readout."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_int
 from sab.inputs import InitialState
+from sab.lab.rivals import ONLINE, RIVALS, RivalState, Sizes
 from sab.layers import SABGRU, SABLSTM, SABRNN, scale_input_weights
 from sab.state import Attention, SABHidden, SABState
 
@@ -33,15 +34,19 @@ TORCH_LAYERS: dict[str, Any] = {
 MEMORY_OPTIONS = {one.name for one in fields(SABConfig)}
 MOST_LAYERS = 1000
 """How many layers may be stacked; making more takes too long."""
-Method = Literal["sab", "bptt", "tbptt", "torch", "torch_start"]
+OURS = ("sab", "bptt", "tbptt")
+"""The methods whose layers are this library's."""
 OF_TORCH = ("torch", "torch_start")
 """The methods whose layers are torch.nn's own."""
+METHODS = (*OURS, *OF_TORCH, *RIVALS)
 Readout = Literal["hidden", "hidden+weights", "hidden+summary"]
+State = SABState | RivalState
 
 if TYPE_CHECKING:
-    CellName = str
+    CellName = Method = str
 else:
     CellName = Literal[tuple(LAYERS)]  # the command line takes its choices from the type
+    Method = Literal[METHODS]
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,14 @@ class ModelConfig:
 
     method: Method = "sab"
     """sab; the paper's baselines without memory: full backpropagation through time (bptt, which ignores k_trunc) and
-    truncated (tbptt); or torch.nn's own layer with full backpropagation, as it ships (torch) and with input weights
-    that start as large as those of the SAB layers (torch_start)."""
+    truncated (tbptt); torch.nn's own layer with full backpropagation, as it ships (torch), with input weights that
+    start as large as those of the SAB layers (torch_start) and with gates that start with long memories (chrono);
+    models of other papers, which have no cell (lru to sparse_transformer; most need the extra `rivals`); or a layer
+    like torch.nn's that learns by online credit (rtrl to dni, which takes k_trunc as its window)."""
     cell: CellName = "lstm"
     """The recurrent cell."""
     hidden_size: int = 128
-    """Size n of the hidden state."""
+    """Size n of the hidden state; the width of a model of another paper."""
     num_layers: int = 1
     """How many layers are stacked."""
     memory: SABConfig = field(default_factory=SABConfig)
@@ -65,7 +72,7 @@ class ModelConfig:
     with the summary."""
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, get_args(Method))
+        check_choice("method", self.method, METHODS)
         check_choice("cell", self.cell, LAYERS)
         checked = {
             "hidden_size": check_int("hidden_size", self.hidden_size, 1),
@@ -80,13 +87,26 @@ class ModelConfig:
             raise UserValueError(
                 "k_trunc must be a whole number of at least 1 where method is 'tbptt'; got None.", "k_trunc"
             )
-        if self.method in OF_TORCH and self.memory.layer_norm:
+        if self.method not in OURS and self.memory.layer_norm:
             raise UserValueError(f"layer_norm must be False where method is {self.method!r}; got True.", "layer_norm")
+        if self.method in RIVALS:
+            self._check_rival()
         if self.readout == "hidden+weights" and self.memory.forward == "dense":
             raise UserValueError(
                 "readout must be 'hidden' or 'hidden+summary' where forward is 'dense'; got 'hidden+weights'.",
                 "readout",
             )
+
+    def _check_rival(self) -> None:
+        rival, where = RIVALS[self.method], f"where method is {self.method!r}"
+        if rival.cells and self.cell not in rival.cells:
+            raise UserValueError(f"cell must be one of {', '.join(rival.cells)} {where}; got {self.cell!r}.", "cell")
+        if self.hidden_size % rival.multiple:
+            wanted = f"hidden_size must be a multiple of {rival.multiple} {where}"
+            raise UserValueError(f"{wanted}; got {self.hidden_size}.", "hidden_size")
+        if rival.most_layers is not None and self.num_layers > rival.most_layers:
+            wanted = f"num_layers must be at most {rival.most_layers} {where}"
+            raise UserValueError(f"{wanted}; got {self.num_layers}.", "num_layers")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ModelConfig:
@@ -104,6 +124,11 @@ class ModelConfig:
         """A copy with some options changed, of the memory or of the rest."""
         return self.from_options({**self.options(), **changed})
 
+    @property
+    def has_cell(self) -> bool:
+        """Whether the option `cell` means something."""
+        return self.method not in RIVALS or bool(RIVALS[self.method].cells)
+
     def layer_config(self) -> SABConfig:
         """The options that the layers get: a baseline is the same layer without its memory."""
         if self.method == "sab":
@@ -115,13 +140,14 @@ class ModelConfig:
         if self.method == "sab":
             return self
         memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend, layer_norm=self.memory.layer_norm)
-        if self.method in OF_TORCH:
-            memory = SABConfig()
-        return replace(self, memory=memory, readout=ModelConfig.readout)
+        if self.method not in OURS:
+            memory = SABConfig(k_trunc=self.memory.k_trunc) if self.method == "dni" else SABConfig()
+        cell = self.cell if self.has_cell else ModelConfig.cell
+        return replace(self, memory=memory, readout=ModelConfig.readout, cell=cell)
 
 
 class SequenceModel(nn.Module):
-    """Encoder, SAB layers or those of torch.nn, readout; time first."""
+    """Encoder, SAB layers, those of torch.nn or of another paper, readout; time first."""
 
     def __init__(self, config: ModelConfig, *, encoding: str, input_size: int, output_size: int, steps: int):
         """`encoding`: `onehot` and `scalar` take symbols [T, B] below `input_size`, `vector` takes [T, B, input_size].
@@ -137,7 +163,10 @@ class SequenceModel(nn.Module):
         layer_input = 1 if encoding == "scalar" else input_size
         sizes = layer_input, config.hidden_size, config.num_layers
         self.layers: Any
-        if config.method in OF_TORCH:
+        if config.method in RIVALS:
+            window = config.memory.k_trunc if config.method in ONLINE else None
+            self.layers = RIVALS[config.method].build(Sizes(config.cell, *sizes, steps, window))
+        elif config.method in OF_TORCH:
             self.layers = TORCH_LAYERS[config.cell](*sizes)
             if config.method == "torch_start":
                 for name, weight in self.layers.named_parameters():
@@ -146,6 +175,8 @@ class SequenceModel(nn.Module):
         else:
             self.layers = LAYERS[config.cell](*sizes, **vars(memory))
         self.readout = nn.Linear(config.hidden_size, output_size)
+        self.is_rival = config.method in RIVALS and not RIVALS[config.method].is_like_torch
+        """Whether its state is a `RivalState`."""
         self.readout_attention: nn.Linear | None = None
         if memory.k_top > 0 and config.readout != "hidden":
             self._columns = steps // memory.k_att
@@ -155,23 +186,25 @@ class SequenceModel(nn.Module):
     def forward(
         self,
         inputs: Tensor,
-        hx: InitialState | None = None,
+        hx: InitialState | RivalState | None = None,
         *,
         kept: Tensor | None = None,
         return_attention: bool = False,
     ) -> Any:
         """(outputs [T, B, output_size], state), and the layers' `Attention` with `return_attention`.
 
-        The state is a `SABState` for every method; that of torch.nn's layers has an empty memory, and no attention.
+        The state is a `SABState`; that of torch.nn's layers has an empty memory, and no attention. A model of another
+        paper takes and returns a `RivalState`, and without one returns None: `first_state` begins a stream.
         `kept` [B, hidden_size] is for dropout: the readout sees the last layer's hidden states times this.
         """
         method, attention = self.config.method, None
-        if method in OF_TORCH:
+        if method not in OURS:
             if return_attention:
                 raise UserValueError(
                     f"return_attention must be False where method is {method!r}; got True.", "return_attention"
                 )
-            hidden, state = self._run_torch(self._encode(inputs), hx)
+            run: Any = self.layers if self.is_rival else self._run_torch
+            hidden, state = run(self._encode(inputs), hx)
         else:
             hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
             if isinstance(state, SABHidden):
@@ -183,6 +216,19 @@ class SequenceModel(nn.Module):
             assert attention is not None
             outputs = outputs + self.readout_attention(self._read(attention))
         return (outputs, state, attention) if return_attention else (outputs, state)
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether it can read a stream piece by piece."""
+        return self.config.method not in RIVALS or RIVALS[self.config.method].streams
+
+    def first_state(self) -> RivalState | None:
+        """What begins a stream; None for a model that returns its state in any case."""
+        if not self.can_stream:
+            raise UserValueError(
+                f"method must be one that can read a stream step by step; {self.config.method!r} cannot.", "method"
+            )
+        return RivalState(grows=RIVALS[self.config.method].grows) if self.is_rival else None
 
     def _run_torch(self, x: Tensor, hx: InitialState | None) -> tuple[Tensor, SABState]:
         """The hidden states of torch.nn's layers, and their state as one with an empty memory."""

@@ -39,8 +39,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sab import torch_private
 from sab.ops.plan import Plan
-from sab.ops.precision import as_type, contiguous, state_type
+from sab.ops.precision import contiguous, state_type
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 
 
@@ -161,10 +162,13 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     compute = gates.dtype
     kept = state_type(compute)
     new = gates.new_empty
+    like = torch.empty_like  # takes half as long
     store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept)
     h_hat = new((steps, batch, n), dtype=kept)
     cell = CELLS[plan.cell]
-    c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
+    c = None
+    if cell.has_c:
+        c = like(store) if plan.first_slots == 0 else new((steps + 1, batch, n), dtype=kept)
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
     normed: Any = {}
     if plan.config.layer_norm:
@@ -173,23 +177,28 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     if k_top == 0:
         found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
         return Buffers._make(map((found | {"lengths": lengths, "packed": packed} | normed).get, Buffers._fields))
-    normalises = SCORERS[str(plan.config.scorer)].normalises
+    scorer = SCORERS[str(plan.config.scorer)]
+    normalises = scorer.normalises
+    query = None
+    if not scorer.query_cancels:
+        query = like(h_hat) if plan.key_size == n else new((steps, batch, plan.key_size), dtype=kept)
+    weights = new((steps, batch, k_top), dtype=kept)
     return Buffers(
         store=store,
         c=c,
         gates=gates,
         hidden_new=hidden_new,
         h_hat=h_hat,
-        query=None if plan.is_affine else new((steps, batch, plan.key_size), dtype=kept),
+        query=query,
         keys=new((batch, plan.slots, plan.key_size), dtype=compute),
-        weights=new((steps, batch, k_top), dtype=kept),
-        selected=new((steps, batch, k_top), dtype=torch.int32),
+        weights=weights,
+        selected=like(weights, dtype=torch.int32),
         norms=new((steps, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
-        summary=new((steps, batch, n), dtype=kept),
-        mapped=new((steps, batch, n), dtype=kept) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
+        summary=like(h_hat),
+        mapped=like(h_hat) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
         key_scale=new((batch, plan.slots), dtype=kept) if normalises else None,
         query_scale=new((steps, batch), dtype=kept) if normalises else None,
-        scores=new((steps, batch, k_top), dtype=kept) if normalises else None,
+        scores=like(weights) if normalises else None,
         lengths=lengths,
         packed=packed,
         **normed,
@@ -268,27 +277,33 @@ def blank(plan: Plan, buffers: Buffers) -> None:
     """Fill the buffers as if nothing had been read, for a forward loop that skips the steps without a read."""
     if buffers.weights is None or buffers.selected is None or buffers.summary is None:
         return
-    buffers.weights.zero_()
     buffers.selected.fill_(-1)
-    buffers.summary.zero_()
     # What no loop writes is not left to chance: the same inputs give the same outputs to the last bit.
-    for buffer in (buffers.norms, buffers.key_scale, buffers.query_scale, buffers.scores):
-        if buffer is not None:
-            buffer.zero_()
-    if buffers.query is not None:
-        buffers.query[: plan.first_read].zero_()
+    query = None if buffers.query is None else buffers.query[: plan.first_read]
+    zeros = (buffers.weights, buffers.summary, buffers.norms, buffers.key_scale, buffers.query_scale, buffers.scores)
+    zeros = (*zeros, query)
+    torch_private.zero_all([buffer for buffer in zeros if buffer is not None])
 
 
 def blank_work(work: Work, *, sums: bool = True) -> None:
     """The same for a backward loop that skips steps; `sums`: also what it adds to."""
-    for gradient in (work.dquery, work.dincorporated, *((work.dc, work.dv, *work[11:]) if sums else ())):
-        if gradient is not None:
-            gradient.zero_()
+    if work.dquery is not None:
+        work.dquery.zero_()  # of the compute type, the others of the state type
+    zeros = (work.dincorporated, *((work.dc, work.dv, *work[11:]) if sums else ()))
+    torch_private.zero_all([gradient for gradient in zeros if gradient is not None])
 
 
 def cast(weights: Weights, compute: torch.dtype) -> Weights:
     """The weights in the compute type, contiguous."""
-    return Weights(*(None if weight is None else contiguous(as_type(weight, compute)) for weight in weights))  # pyright: ignore
+    found = [None if weight is None else contiguous(weight) for weight in weights]
+    others = [place for place, weight in enumerate(found) if weight is not None and weight.dtype != compute]
+    if others:
+        sources: Any = [found[place] for place in others]
+        targets = [torch.empty_like(source, dtype=compute) for source in sources]
+        torch_private.copy_all(targets, sources)
+        for place, target in zip(others, targets, strict=True):
+            found[place] = target
+    return Weights(*found)  # pyright: ignore[reportArgumentType]
 
 
 def gate_bias(b_ih: Tensor | None, b_hh: Tensor | None, cell: str) -> Tensor | None:

@@ -94,7 +94,7 @@ def run(
     elif not is_plain:
         outputs = torch.ops.sab.recurrence.default(*tensors, *options, saves)
     elif saves:
-        outputs = _Recurrence.apply(None, options, *tensors)
+        outputs = _record(None, options, *tensors)
     else:
         with torch_private.below_autograd():
             outputs = _forward(given, initial, parameters, options, saves)
@@ -138,9 +138,12 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
             assert buffers.keys is not None
             store[:first_slots] = initial.microstates.transpose(0, 1)
             buffers.keys[:, :first_slots] = initial.keys
-        fill(store[first_slots], initial.h)
-        if buffers.c is not None:
-            fill(buffers.c[0], initial.c)
+        if initial.h is None and initial.c is None:
+            torch_private.zero_all([store[first_slots]] if buffers.c is None else [store[first_slots], buffers.c[0]])
+        else:
+            fill(store[first_slots], initial.h)
+            if buffers.c is not None:
+                fill(buffers.c[0], initial.c)
         loops.forward(plan, weights, buffers)
         # A copy, so that whoever changes the output in place changes neither the state nor what the backward reads.
         hidden = store[first_slots + 1 :].to(parameters.w_hh.dtype, copy=True)
@@ -229,6 +232,9 @@ class _Recurrence(torch.autograd.Function):
             with torch_private.below_autograd():
                 found = _backward(outside, given, parameters, saved, ctx.options, needs, is_last=ctx.is_used_up)
         return (None, None, *_spread(found, needs))
+
+
+_record = torch_private.bare_apply(_Recurrence)
 
 
 class _RecurrenceBackward(torch.autograd.Function):

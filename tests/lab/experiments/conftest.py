@@ -1,8 +1,11 @@
-"""A row whose run takes a fraction of a second."""
+"""Rows and tables whose runs take a fraction of a second."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,19 @@ def tiny_rows() -> list[Row]:
     sab = TinyRow("copying", 2, "sab", 4, 2, reading="ours", other_lengths=(3, 5), moments=(1, 4, 9))
     written = replace(sab, reading="as written", other_lengths=(), moments=())
     return [sab, written, TinyRow("copying", 4, "tbptt", 2), TinyRow("adding", 3, "bptt")]
+
+
+@contextmanager
+def replaced(table: dict[str, Any], *problems: Any) -> Iterator[None]:
+    """Has a table hold these problems alone; then those that it had, in their order."""
+    before = dict(table)
+    table.clear()
+    table.update({problem.name: problem for problem in problems})
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(before)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from sab.config import SABConfig
 from sab.lab import cli
 from sab.lab.experiments import dropin
-from sab.lab.experiments.dropin import METHODS, PROBLEMS, RATES, SELECTION_SEED, DropInRow, Part, Problem, best_rate
+from sab.lab.experiments.dropin import METHODS, PROBLEMS, DropInRow, Part, Problem
+from sab.lab.experiments.selection import RATES, SELECTION_SEED, best_rate
 from sab.lab.models import Method
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run
+from tests.lab.experiments.conftest import replaced
 from tests.lab.report.made_up import drop_in_record as made
 from tests.lab.training.runs import spoil_loss
 from tools.dropin import page_part
@@ -34,12 +37,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in FULL:
-        monkeypatch.delitem(PROBLEMS, name)
-    for problem in (COPYING, TEXT):
-        monkeypatch.setitem(PROBLEMS, problem.name, problem)
+    with replaced(PROBLEMS, COPYING, TEXT):
+        yield
 
 
 def run(*arguments: str) -> int:
@@ -83,11 +84,11 @@ def test_all_methods_are_trained_alike_and_sab_has_default_options() -> None:
         assert getattr(configs[0].task, "train_lengths", "fixed") == "fixed"
 
 
-def test_the_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    fixed, chosen = Part(("copying-*", "adding-*", "recall-*")).units()
-    assert (len(fixed), len(chosen)) == (3 * 3 * 3 * 3 * 3 + 2 * 3 * 3, 0)
-    fixed, chosen = Part(("mnist",)).units()
+def test_the_number_of_runs() -> None:
+    with replaced(PROBLEMS, *FULL.values()):
+        fixed, chosen = Part(("copying-*", "adding-*", "recall-*")).units()
+        assert (len(fixed), len(chosen)) == (3 * 3 * 3 * 3 * 3 + 2 * 3 * 3, 0)
+        fixed, chosen = Part(("mnist",)).units()
     assert (len(fixed), len(chosen)) == (2 * 3 * 3, 2 * 3 * 3)
     assert {unit.seed for unit in fixed} == {SELECTION_SEED}
     assert {(unit.rate, unit.seed) for unit in chosen} == {(None, 0), (None, 1), (None, 2)}
@@ -264,7 +265,7 @@ def test_the_page_reports_the_chosen_rate_and_never_the_selection_seed() -> None
 def test_a_median_that_is_not_finite_is_worse_than_any_number() -> None:
     def page(torchs: float | None, ours: float | None) -> str:
         values: dict[Method, float | None] = {"torch": torchs, "sab": ours}
-        chosen = [made(TEXT, 2e-3, dropin.SELECTION_SEED, method=name, valid=1.0, test=2.0) for name in values]
+        chosen = [made(TEXT, 2e-3, SELECTION_SEED, method=name, valid=1.0, test=2.0) for name in values]
         return page_part(
             [*chosen, *(made(TEXT, 2e-3, 0, method=name, valid=1.0, test=value) for name, value in values.items())]
         )

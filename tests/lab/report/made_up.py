@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sab.lab.experiments import records as stored
+from sab.lab.experiments import rivals
 from sab.lab.experiments.dropin import DropInRow, Problem
+from sab.lab.experiments.selection import Row
 from sab.lab.experiments.settings import epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS
 from sab.lab.models import Method
@@ -38,14 +40,36 @@ def drop_in_record(
 ) -> dict[str, Any]:
     """A record of the drop-in table, with the problem's first cell."""
     row = DropInRow(problem, problem.cells[0], method, rate)
-    metric = problem.make_task().headline.metric
-    record = {"schema": stored.SCHEMA, "row": row.id, "task": "dropin", "seed": seed, "status": "finished"}
+    return {**_of_table(row, seed, valid, test), **row.entries, **entries}
+
+
+def _of_table(row: Row, seed: int, valid: float | None, test: float | None) -> dict[str, Any]:
+    """What the records of tables have whose learning rates are chosen."""
+    problem, metric = row.problem, row.problem.make_task().headline.metric
+    record = {"schema": stored.SCHEMA, "row": row.id, "task": row.task, "seed": seed, "status": "finished"}
     record |= {"message": "finished.", "iterations": 4, "solved_at": None, "metrics": {metric: test}}
     record |= {"valid": {metric: valid}, "best_at": 2 if problem.is_real else None, "epochs": 1.0, "history": []}
     record |= {"wall_time": 5.0, "device": "cpu", "versions": {"torch": "2.11"}, "commit": None, "data": problem.task}
     record |= {"date": "2026-01-02T03:04:05+00:00", "config": row.config(seed).to_json(), "problem": problem.name}
-    record |= {"cell": row.cell, "method": method, "rate": rate, "parameters": 9, "is_finite": True, "best": valid}
-    return {**record, **entries}
+    return record | {"rate": row.rate, "parameters": 9, "is_finite": True, "best": valid}
+
+
+def rival_record(
+    problem: rivals.Problem, name: str, rate: float, seed: int, valid: float | None, test: float | None, **entries: Any
+) -> dict[str, Any]:
+    """A record of the rivals' table."""
+    row = rivals.RivalRow(problem, rivals.CONTENDERS[name], rate)
+    metric = problem.make_task().headline.metric
+    made = _of_table(row, seed, valid, test) | row.entries
+    made["other_lengths"] = {str(length): {metric: test} for length in problem.other_lengths}
+    return {**made, **entries}
+
+
+def rival_cost(problem: str, name: str, milliseconds: float = 2.5, **entries: Any) -> dict[str, Any]:
+    """A record of a rival's costs."""
+    made = {"problem": problem, "contender": name, "hidden_size": 8, "parameters": 900, "train_bytes": 3 * 2**20}
+    made |= {"update_milliseconds": milliseconds, "stream": None, "device": "cpu", "versions": {"torch": "2.11"}}
+    return {**made, "commit": None, "date": "2026-01-02T03:04:05+00:00", **entries}
 
 
 def diverged(row: str = SAB, seed: int = 0, after: int = 240) -> dict[str, Any]:

@@ -8,8 +8,13 @@ import pytest
 
 from sab.lab.experiments.records import is_stale
 from sab.lab.experiments.tables import ROWS
-from sab.lab.report.numbers import STALE_NOTE, against_truncation, footnotes, mark, median, verdict
+from sab.lab.models import METHODS as ALL_METHODS
+from sab.lab.report.numbers import METHODS, STALE_NOTE, against_truncation, footnotes, mark, median, verdict
 from tests.lab.report.made_up import SAB, by_row, diverged, record
+
+
+def test_every_method_has_a_name() -> None:
+    assert METHODS.keys() == set(ALL_METHODS)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,40 +7,47 @@ import pytest
 import torch
 
 from sab.lab import cli
-from sab.lab.experiments import bench
-from sab.lab.experiments.timing import PASSES
+from sab.lab.experiments import bench, timing
 from sab.lab.report import performance
 
 ROOT = Path(__file__).parents[3]
 
 
-def record(**entries: Any) -> dict[str, Any]:
-    """A record in which ours takes as many milliseconds as `ours` says, nn.LSTM 2 and 4."""
+def record(case: str = "A", **entries: Any) -> dict[str, Any]:
+    """A record of a case in which ours takes as many milliseconds as `ours` says, torch.nn 2; half from a graph."""
     ours = entries.pop("ours", 3.0)
-    row = next(row for row in bench.rows("A", torch.device("cuda")) if row.scorer == "mlp")
+    of = bench.CASES[case]
     about = {"device": "cuda (GPU)", "versions": {"torch": "2.11"}, "commit": "abc", "threads": 2, "date": "2026-01-02"}
-    made = {"schema": bench.SCHEMA, **asdict(row), "backend": "triton", "memory_ratio": 1.25, **about}
-    times = {"ours": (ours, ours / 2), bench.TORCH: (4.0, 3.0), bench.TORCH_AUTOCAST: (2.0, 1.5)}
+    made = {"schema": bench.SCHEMA, "kind": "required", **bench._described(of, torch.device(of.device)), **about}
+    made |= {"backend": "triton", "memory_ratio": {"float32": 0.75, "bfloat16": 1.25}}
+    times = {"ours float32": ours, "ours bfloat16": 2 * ours, "nn.LSTM float32": 4.0, "nn.LSTM autocast": 2.0}
+    share = {"eager": 1.0, "graph": 0.5}
     made["milliseconds"] = {
         name: {
-            "eager": {chosen: {"median": eager, "min": eager} for chosen in PASSES},
-            "graph": {chosen: {"median": graph, "min": graph} for chosen in PASSES},
+            way: {chosen: {"median": time * share[way], "min": time * share[way]} for chosen in passes}
+            for way, passes in of.limits.items()
         }
-        for name, (eager, graph) in times.items()
+        for name, time in times.items()
     }
-    ratio = {"eager": ours / 2.0, "graph": ours / 2 / 1.5}
-    made["ratio"] = {way: dict.fromkeys(PASSES, one) for way, one in ratio.items()}
+    made |= bench.compared(made["milliseconds"], {}) | {"memory_ratio": made["memory_ratio"]}
     return {**made, **entries}
 
 
 def sweep() -> list[dict[str, Any]]:
-    sizes = {"kind": "sweep", "target": None}
-    by_steps = [
-        record(case="T", steps=steps, scorer=scorer, ours=steps / 100, **sizes)
-        for steps in (100, 1000)
-        for scorer in ("affine", "dot")
-    ]
-    return [*by_steps, *(record(case="n", hidden_size=n, steps=100, **sizes) for n in (32, 64))]
+    """The cases along T and n, as if a step cost 10 microseconds of ours."""
+    names = ("A", "B", "E-4000", "E-4000-affine", "n-32", "n-64")
+    return [record(name, ours=bench.CASES[name].steps / 100) for name in names]
+
+
+def first_version(**entries: Any) -> dict[str, Any]:
+    """A record as the first version of the benchmark wrote them."""
+    one = {chosen: {"median": 3.0, "min": 3.0, "repeats": 7} for chosen in (timing.BOTH, timing.FORWARD)}
+    made = record()
+    del made["targets"], made["precisions"]
+    made |= {"schema": 1, "precision": "bfloat16", "scorer": "mlp", "beside": None, "target": 1.5, "memory_ratio": 1.25}
+    made["milliseconds"] = {"ours": {"eager": one}, "nn.LSTM float32": {"eager": one}}
+    made["ratio"] = {"eager": {timing.BOTH: 1.0, timing.FORWARD: 1.0}}
+    return {**made, **entries}
 
 
 def save(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -53,57 +59,90 @@ def save(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("entries", "met", "words"),
+    ("ours", "lines"),
     [
-        ({"ours": 3.0}, {"eager": True, "graph": True}, "yes"),
-        ({"ours": 3.3}, {"eager": False, "graph": True}, "graph only"),
-        ({"ours": 9.0}, {"eager": False, "graph": False}, "no"),
-        ({"target": None}, {}, "–"),
-        ({"error": "it broke"}, {}, "–"),
+        (2.4, [["A", "2.40", "2.00", "1.20 ≤ 1.3", "1.20 ≤ 1.5"], ["A, forward", "2.40", "2.00", "1.20 ≤ 1.2", "–"]]),
+        (2.8, [["A", "2.80", "2.00", "1.40 > 1.3", "1.40 ≤ 1.5"], ["A, forward", "2.80", "2.00", "1.40 > 1.2", "–"]]),
     ],
 )
-def test_targets(entries: dict[str, Any], met: dict[str, bool], words: str) -> None:
-    one = record(**entries)
-    assert performance.met(one) == met
-    assert performance.cells(one)[-1] == words
-    assert len(performance.cells(one)) == len(performance.HEADER)
+def test_a_line_for_each_pass(ours: float, lines: list[list[str]]) -> None:
+    found = performance.lines(record(ours=ours))
+    assert [[line[0], *line[4:8]] for line in found] == lines
+    assert [line[1:4] for line in found] == [["128", "64", "320"]] * 2
+    assert [line[-1] for line in found] == ["0.75, 1.25", "–"]
+    assert all(len(line) == len(performance.HEADER) for line in found)
+    assert performance.lines(record(error="it broke"))[0][:5] == ["A", "128", "64", "320", "failed"]
 
 
-def test_the_best_of_ours_decides() -> None:
-    records = [record(ours=3.6), record(ours=2.8, precision="bfloat16"), record(ours=3.6, scorer="dot")]
-    verdicts = performance.verdicts(records)
-    assert [(one.scorer, one.ratio["eager"]) for one in verdicts] == [("mlp", 1.4), ("dot", 1.8)]
+def test_each_target_is_judged_by_itself() -> None:
+    records = [record(ours=2.8), record("C", ours=1.0), record("H-200", ours=3.0, device="cpu (x)"), first_version()]
+    records[-1] = performance._upgraded(records[-1]) or {}
+    found = performance.verdicts(records)
+    assert [(one.case, one.ratio, one.target) for one in found] == [
+        ("A", {"eager": 1.4, "graph": 1.4}, {"eager": 1.3, "graph": 1.5}),
+        ("A, forward", {"eager": 1.4}, {"eager": 1.2}),
+        ("C", {"eager": 0.5, "graph": 0.5}, {"eager": 0.9, "graph": 1.3}),
+        ("C, forward", {"eager": 0.5}, {"eager": 1.2}),
+        ("H-200", {"eager": 1.5}, {"eager": 1.1}),
+    ]
     eager, graph, memory = performance.summary(records)
-    assert eager.startswith("1 of 2 targets are met called as a user does, 0 with a ratio of at most 1")
-    assert eager.endswith("; not met: A dot 1.80 (at most 1.5).")
-    assert graph == "2 of 2 targets are met replayed from a CUDA graph, 1 with a ratio of at most 1."
-    assert memory.startswith(
-        "A training step takes at most 1.5 times nn.LSTM's memory in 3 of 3 rows; the most is 1.25"
+    assert eager == (
+        "In eager mode 2 of 5 targets are met, 2 with a ratio of at most 1; not met: "
+        "A 1.40 (at most 1.3), A, forward 1.40 (at most 1.2), H-200 1.50 (at most 1.1)."
+    )
+    assert graph == "From a CUDA graph 2 of 2 targets are met, 1 with a ratio of at most 1."
+    assert memory == (
+        "A training step takes at most 1.3 times torch.nn's memory in 6 of 6 measurements; "
+        "the most is 1.25 (case A, bfloat16)."
     )
 
 
-def test_each_length_of_a_case_is_judged() -> None:
-    records = [record(case="H", steps=steps, ours=ours) for steps, ours in ((200, 2.0), (3000, 9.0))]
-    assert [one.case for one in performance.verdicts(records)] == ["H, T=200", "H, T=3000"]
-    assert [performance.cells(one)[0] for one in records] == ["H, T=200", "H, T=3000"]
+def test_what_something_else_disturbed_is_not_judged() -> None:
+    one = record("B", ours=2.0)
+    slower = one["milliseconds"]["ours bfloat16"]["eager"]
+    slower["forward+backward"] = {"median": 4.0, "min": 1.0}
+    assert performance.lines(one)[0][6] == "1.00 ≤ 1.3", "what is not the fastest does not count"
+    one["milliseconds"]["nn.LSTM autocast"]["eager"]["forward+backward"] = {"median": 2.0, "min": 1.25}
+    assert performance.lines(one)[0][6] == "1.00 disturbed"
+    assert [verdict.ratio for verdict in performance.verdicts([one])] == [{"graph": 1.0}]
+    assert performance.summary([one])[1].startswith("Something disturbed B: a median is above 1.5 times the fastest")
 
 
-def test_a_row_that_something_else_disturbed_is_not_judged() -> None:
-    one = record(ours=2.0)
-    one["milliseconds"][bench.TORCH]["eager"]["forward+backward"] = {"median": 4.0, "min": 2.5}
-    assert performance.cells(one)[-1] == "disturbed"
-    assert performance.verdicts([one]) == []
-    assert performance.summary([one])[0].startswith("1 of 1 rows were disturbed, with medians above 1.5 times")
-    one["target"] = None
-    assert performance.cells(one)[-1] == "–"
+# The first version's records
 
 
-def test_context_is_met_by_speed() -> None:
-    context = {"kind": "context", "beside": "reference", "target": 50.0}
-    fast = record(speedup={"forward+backward": 60.0, "forward": 1.0}, **context)
-    slow = record(speedup={"forward+backward": 40.0, "forward": 99.0}, **context)
-    assert [performance.met(one)["eager"] for one in (fast, slow)] == [True, False]
-    assert performance.verdicts([fast, slow]) == []
+def test_records_of_the_first_version(tmp_path: Path) -> None:
+    speedup = {"forward+backward": 60.0, "forward": 1.0}
+    context = first_version(kind="context", beside="reference", target=50.0, speedup=speedup)
+    context["milliseconds"]["reference"] = {
+        "eager": {"forward+backward": {"median": 180.0, "min": 170.0, "repeats": 3}}
+    }
+    swept = [first_version(case="T", kind="sweep", steps=steps, target=None) for steps in (100, 200)]
+    default = {"scorer": "default", "precision": "float32", "device": "cpu (x)"}
+    old = [first_version(), first_version(case="H", hidden_size=64, steps=200, **default), context, *swept]
+    found = performance.load([save(tmp_path / "old.jsonl", old)])
+    assert [(one["case"], one["kind"]) for one in found] == [
+        *[("H-200", "required"), ("A", "earlier"), ("A", "context")],
+        *[("T", "sweep")] * 2,
+    ]
+    assert performance.lines(found[1])[0] == [
+        *["A, mlp bfloat16", "128", "64", "320", "3.00", "3.00", "1.00 ≤ 1.5", "–", "1.25"]
+    ]
+    assert performance.speedup(found[2]) == (180.0, 3.0, 60.0)
+    assert performance.swept_records(found, "T") == found[3:]
+    new = record("H-200", ours=9.0, device="cpu (x)", date="2026-02-02")
+    found = performance.load([save(tmp_path / "new.jsonl", [new]), tmp_path / "old.jsonl"])
+    assert found[0] == new, "it replaces what was measured of the same case"
+    assert len(found) == len(old)
+
+
+def test_the_cases_of_the_table_come_before_an_old_sweep() -> None:
+    old = [performance._upgraded(first_version(case="T", kind="sweep", target=None, steps=100)) or {}]
+    assert performance.swept_records([*old, record()], "T") == old, "one point is no sweep"
+    found = performance.swept_records([*old, *sweep()], "T")
+    assert [one["case"] for one in found] == ["A", "B", "E-4000", "E-4000-affine"]
+    assert performance.common_way(found) == "eager"
+    assert performance.microseconds_a_step(found[1], "eager", "forward+backward") == pytest.approx(10.0)
 
 
 # Reading
@@ -134,8 +173,7 @@ def test_no_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
-    cpu = record(backend="cpu")
-    del cpu["ratio"]["graph"], cpu["memory_ratio"]
+    cpu = record("G", memory_ratio={})
     headers = [str(column.header) for column in performance.table([cpu]).columns]
-    assert headers == ["case", "scorer", "precision", "ours / nn.LSTM, ms", "forward", "target", "met"]
-    assert len(performance.table([record(), *sweep()]).columns) == 9
+    assert headers == ["case", "n", "B", "T", "ours, ms", "torch.nn, ms", "ratio"]
+    assert len(performance.table([record(), cpu]).columns) == 9

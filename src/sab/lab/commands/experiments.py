@@ -1,4 +1,4 @@
-"""`sab demo`, `bench`, `reproduce` and `reproduce drop-in`."""
+"""`sab demo`, `bench`, `reproduce`, `reproduce drop-in` and `reproduce rivals`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from sab.lab.files import writing
 from sab.lab.training.config import Device, resolve_device
 from sab_cli.exits import DONE, FAILED, INTERRUPTED
 
+TRACED = 600
+"""Over how many steps the demonstration's page traces answers: enough for all ten, in a few seconds."""
+
 
 def demo(out: Path | None = None, seed: int = 0) -> int:
     """Train SAB and truncated backpropagation side by side on a problem that only one of them can learn.
 
     Args:
-        out: Folder for the two runs and the pictures; None means runs/demo-seed<seed>.
+        out: Folder for the two runs, the pictures and the report page; None means runs/demo-seed<seed>.
         seed: What the data and the initial weights depend on.
     """
     from sab.lab.experiments import demo as demonstration
     from sab.lab.report import figures  # matplotlib takes a while to import
+    from sab.lab.report.page import document, material
 
     folder, console = Path(f"runs/demo-seed{seed}") if out is None else out, Console()
     results = demonstration.demo(folder, seed, console=console)
@@ -38,33 +42,35 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
     figures.save(figures.learning_curve(runs), folder / "curves.png")
     figures.save(figures.attention(folder / "sab"), folder / "attention.png")
     console.print(demonstration.table(results))
+    page = folder / "report.html"
+    with console.status("making the report page"):
+        document.write(material.gather([folder / method for method in demonstration.LABELS]), page, traced_steps=TRACED)
     print(f"Pictures: {folder / 'attention.png'}, {folder / 'curves.png'}")
     print(f"Runs: {folder / 'sab'}, {folder / 'tbptt'}")
+    print(f"Report page, to open in a browser: {page}")
     return DONE
 
 
 def bench(
-    cases: Annotated[str | None, tyro.conf.arg(metavar="{None}|CASE,CASE,...")] = None,
+    cases: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATTERN,PATTERN,...")] = None,
     device: Device = "auto",
     minutes: float | None = None,
     seconds: float | None = None,
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     jobs: int | None = None,
-    compiled_steps: int = 32,
     commit: str | None = None,
 ) -> int:
-    """Measure the layer beside torch.nn.LSTM of the same size.
+    """Measure the layers beside torch.nn's of the same cell and size.
 
     Args:
-        cases: Which cases, as in A,B; None means those that were chosen for the device.
+        cases: Which cases, as in A,B or 'n-*'; None means those of the device, with --quick all.
         device: Where to measure; auto takes CUDA where there is one.
         minutes: After so many minutes nothing further is begun; None sets no limit.
-        seconds: How long each measurement goes on; None means 0.25 on a GPU and 2 elsewhere.
+        seconds: How long each measurement goes on; None means 0.5 on a GPU and 2 elsewhere.
         output: File for the records as JSON lines, written anew after each of them; None writes none.
         quick: Tiny sizes and few repeats, to see that it works.
         jobs: How many processes compile kernels ahead on a GPU; None means as many as there are cores, up to 12.
-        compiled_steps: Length of the sequence with which torch.compile of the reference is measured.
         commit: What the records give as the commit; None means that of the checkout that the code is in.
     """
     from sab.lab.experiments import bench as benchmark
@@ -72,18 +78,20 @@ def bench(
     from sab.lab.report import performance
 
     where = resolve_device(device)
-    names = benchmark.default_cases(where) if cases is None else [name.strip() for name in cases.split(",")]
     if seconds is None:
-        seconds = 0.25 if where.type == "cuda" else 2.0
+        seconds = 0.5 if where.type == "cuda" else 2.0
     check_float("seconds", seconds, above=0)
     deadline = None if minutes is None else time.monotonic() + 60 * check_float("minutes", minutes, above=0)
     jobs = min(os.cpu_count() or 1, 12) if jobs is None else check_int("jobs", jobs, 0)
-    chosen = benchmark.rows(names, where, check_int("compiled_steps", compiled_steps, 1), quick)
+    chosen = benchmark.cases(cases, where, quick)
     if output is not None:
         with writing(output, "output"):
             output.parent.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, Any]] = []
     console = Console()
+    if quick:
+        cut = "--quick cut the sizes and the repeats: this shows that the benchmark works, not how fast the layer is."
+        console.print(cut, soft_wrap=not console.is_terminal, highlight=False)
     with Bar(console, len(chosen)) as bar:
         for record in benchmark.bench(chosen, where, 0.001 if quick else seconds, deadline, jobs, bar.begin):
             record["commit"] = commit or record["commit"]
@@ -91,15 +99,15 @@ def bench(
             bar.end(performance.line(record))
             if output is not None:
                 benchmark.save(records, output)
-    if any(record["kind"] != "context" for record in records):
+    if records:
         console.width = console.width if console.is_terminal else 120
         console.print(performance.table(records))
     for sentence in performance.summary(records):
-        console.print(sentence, soft_wrap=True, highlight=False)
+        console.print(sentence, soft_wrap=not console.is_terminal, highlight=False)
     left = len(chosen) - len(records)
     if left:
-        first = chosen[len(records)].label
-        print(f"The time was over before {left} of {len(chosen)} rows were begun, the first of them {first}.")
+        first = chosen[len(records)].case
+        print(f"The time was over before {left} of {len(chosen)} cases were begun, the first of them {first}.")
     if output is not None:
         print(f"Records: {output}")
     return DONE
@@ -125,8 +133,8 @@ def reproduce(
 ) -> int:
     """Train every row of the paper's tables, and show the paper's numbers beside ours.
 
-    `sab reproduce drop-in` trains another table, torch.nn's layers and SAB's with default options, and has options of
-    its own: `sab reproduce drop-in --help` shows them.
+    `sab reproduce drop-in` trains another table, torch.nn's layers and SAB's with default options, and `sab reproduce
+    rivals` one of SAB and what people use instead. Both have options of their own: `sab reproduce rivals --help`.
 
     Args:
         tasks: Whose tables; none means all that there are.
@@ -232,21 +240,106 @@ def drop_in(
     """
     from sab.lab.experiments import dropin
 
-    part = dropin.Part(
-        tasks,
-        _words(cells),
-        _words(methods),
-        None if rates is None else parse_rates(rates),
-        None if seeds is None else tuple(parse_seeds(seeds)),
-        slice,
-    )
+    part = dropin.Part(tasks, *_part(rates, seeds), slice, _words(cells), _words(methods))
+    options = minutes, iterations, device, together, threads, commit, data_dir
+    return _train_part(part, out, results, options, show_list)
+
+
+def rivals(
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TASK ...]")] = (),
+    methods: Annotated[str | None, tyro.conf.arg(metavar="{None}|METHOD,METHOD,...")] = None,
+    rates: Annotated[str | None, tyro.conf.arg(metavar="{None}|RATE,RATE,...")] = None,
+    seeds: Annotated[str | None, tyro.conf.arg(metavar="{None}|SEED,SEED,...")] = None,
+    slice: Annotated[str | None, tyro.conf.arg(metavar="{None}|I/N")] = None,
+    minutes: float | None = None,
+    iterations: int | None = None,
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs/rivals"),
+    results: Path = Path("results"),
+    device: Device = "auto",
+    together: int | None = None,
+    threads: int | None = None,
+    data_dir: Path | None = None,
+    commit: str | None = None,
+    costs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    seconds: float = 2.0,
+    show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
+) -> int:
+    """Train SAB and what people use instead, at equal parameters and equally long: the table of docs/rivals.md.
+
+    The learning rate of each method is first chosen on validation data, by runs from a seed of their own. A run that is
+    recorded is not made again. Most methods need the extra `rivals`.
+
+    Args:
+        tasks: Which tasks, as in copying-300 or 'copying-*'; none means all. --list shows them.
+        methods: Which methods, as in sab,lstm; None means all.
+        rates: Which learning rates, as in 5e-4,2e-3; None means all. One of these is chosen.
+        seeds: The seeds that are reported, as in 0,1; None means those of the table.
+        slice: As in 2/16: every 16th run from the 2nd on, so that 16 processes share the table; None means all.
+        minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
+        iterations: How many iterations each run has, for a short trial; None means as many as the table says.
+        out: Folder for the runs, which are continued where they are there already.
+        results: Folder for the records, one JSON line a run in rivals.jsonl.
+        device: Where to train; auto takes CUDA where there is one.
+        together: How many runs take turns in this process; None means 8 on a GPU and 1 elsewhere.
+        threads: How many CPU threads torch may use; None leaves that to torch. With many processes 1 is best.
+        data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
+        commit: What the records give as the commit; None means that of the checkout that the code is in.
+        costs: Train nothing, but measure time and memory of an update and of a step of streaming inference, each method
+            alone on the device, into rivals-costs.jsonl.
+        seconds: How long each measurement of --costs goes on.
+        show_list: Show the runs and which of them are recorded, and train nothing.
+    """
+    from sab.lab.experiments import rivals as table
+
+    part = table.Part(tasks, *_part(rates, seeds), slice, _words(methods))
+    if costs and not show_list:
+        return _measure_costs(
+            part, results, device, check_float("seconds", seconds, above=0), minutes, data_dir, commit
+        )
+    options = minutes, iterations, device, together, threads, commit, data_dir
+    return _train_part(part, out, results, options, show_list, table.RivalRunner)
+
+
+def _measure_costs(
+    part: Any,
+    results: Path,
+    device: str,
+    seconds: float,
+    minutes: float | None,
+    data_dir: Path | None,
+    commit: str | None,
+) -> int:
+    from sab.lab.experiments import costs
+
+    left = 0
+    for label, record in costs.measure_part(part, results, resolve_device(device), seconds, minutes, data_dir, commit):
+        left += record is None
+        if record is not None:
+            print(f"{label}: {record['update_milliseconds']:.2f} ms an update, {record['parameters']:,} parameters")
+    if left:
+        print(f"{left} methods are left. The same command goes on.")
+    else:
+        print(f"All are measured; their records are in {results / f'{costs.FILE}.jsonl'}.")
+    return DONE
+
+
+def _part(rates: str | None, seeds: str | None) -> tuple[tuple[float, ...] | None, tuple[int, ...] | None]:
+    """The learning rates and seeds that a part of a table has."""
+    return None if rates is None else parse_rates(rates), None if seeds is None else tuple(parse_seeds(seeds))
+
+
+def _train_part(
+    part: Any, out: Path, results: Path, options: tuple[Any, ...], show_list: bool, runner_type: Any = None
+) -> int:
+    """Trains a part of a table whose rates are chosen, or lists its runs."""
+    from sab.lab.experiments import selection
+
     if show_list:
-        found = dropin.states(part, results, iterations)
+        found = selection.states(part, results, options[1])
         width = max(map(len, found), default=0)
         print("\n".join(f"{label:{width}}  {state}" for label, state in found.items()))
         return DONE
-    options = minutes, iterations, device, together, threads, commit, data_dir, Console()
-    came_to = dropin.drop_in(part, out, results, *options)
+    came_to = selection.train_part(part, out, results, *options, runner_type=runner_type)
     for label, sentence in came_to.outcome.failed.items():
         print(f"sab: {label} failed: {sentence}", file=sys.stderr)
     if came_to.left:
@@ -255,7 +348,8 @@ def drop_in(
             print(f"{len(came_to.undecided)} of them wait for selection runs that are not recorded yet.")
         print("The same command goes on.")
     else:
-        print(f"All {came_to.total} runs are at their end; their records are in {results / 'dropin.jsonl'}.")
+        file = results / f"{part.table.file}.jsonl"
+        print(f"All {came_to.total} runs are at their end; their records are in {file}.")
     if came_to.outcome.was_interrupted:
         return INTERRUPTED
     return FAILED if came_to.outcome.failed else DONE
@@ -264,3 +358,7 @@ def drop_in(
 def _words(given: str | None) -> tuple[str, ...] | None:
     """The words in a text such as lstm,gru."""
     return None if given is None else tuple(word.strip() for word in given.split(","))
+
+
+TABLES = {"drop-in": drop_in, "rivals": rivals}
+"""The tables with a command of their own, below `sab reproduce`."""

@@ -15,6 +15,7 @@ from sab.lab.training import Run, evaluate
 from sab.lab.training.checkpoint import load_kept, load_model
 from sab.lab.training.config import Device, resolve_device
 from sab.lab.training.evaluation import evaluate_fully
+from sab.lab.training.progress import METRICS, show_metric
 from sab_cli.exits import DONE
 
 
@@ -61,15 +62,15 @@ def evaluate_run(
         found = evaluate_fully(model, task, opened.config.training, split, streams, memory)
     else:
         found = evaluate(model, task, opened.config.training, split, batches)
-    label = _label(task, best_at)
     for metric, value in found.items():
-        print(f"{metric} {value:.6g}{label}")
+        named = f"{METRICS.get(metric, metric)}: {show_metric(metric, value)}"
+        print(f"{metric} {value:.6g}{_label(task, best_at, named)}")
     return DONE
 
 
-def _label(task: Task, best_at: int | None) -> str:
+def _label(task: Task, best_at: int | None, *names: str) -> str:
     """What goes with every figure of a run: the task's data where its name is not enough, and the best weights."""
-    notes = [task.title] if task.title != task.name else []
+    notes = [*names, *([task.title] if task.title != task.name else [])]
     notes += [] if best_at is None else [f"weights of iteration {best_at}"]
     return f"  # {', '.join(notes)}" if notes else ""
 

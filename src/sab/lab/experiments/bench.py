@@ -1,4 +1,4 @@
-"""The benchmark: a layer and `torch.nn.LSTM` of the same size, side by side in one run.
+"""The benchmark: a layer with its default memory and `torch.nn`'s layer of the same cell, side by side in one run.
 
 A record is what one row of the table was measured to be; `benchmarks/README.md` says what is in it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fnmatch
 import gc
 import importlib
 import importlib.util
@@ -14,290 +15,279 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from sab import SABLSTM
-from sab.errors import check_choice
-from sab.lab.experiments.timing import PASSES, Call, Contender, capture, time_in_turn
+from sab import SABGRU, SABLSTM, SABRNN, SABConfig, SABLSTMCell
+from sab.errors import UserValueError
+from sab.lab.experiments.timing import (
+    BOTH,
+    FORWARD,
+    STREAM,
+    Call,
+    Contender,
+    OverSequence,
+    OverStream,
+    capture,
+    time_in_turn,
+)
 from sab.lab.files import write_text
 from sab.lab.training.run import provenance
-from sab.ops import dispatch, precision, reference
+from sab.layers import SABLayer
+from sab.ops import precision
 
-SCHEMA = 1
+SCHEMA = 2
 """Changes when records can no longer be compared with older ones."""
-REFERENCE, COMPILED = "reference", "compiled reference"
-TORCH, TORCH_AUTOCAST = "nn.LSTM float32", "nn.LSTM autocast"
 DEFAULT = "default"
-"""In the place of a scorer: the layer's default memory. The others are measured with incorporate `add`."""
-SPEEDUPS = {"cuda": 50.0, "cpu": 3.0}
-"""How many times faster than the reference backend this layer is to be, on each type of device."""
-MEMORY = 1.5
-"""How many times nn.LSTM's memory a training step may take at most."""
+"""In the place of a scorer: the layer's default memory. Another scorer is measured with incorporate `add`."""
+MEMORY = 1.3
+"""How many times the memory of torch.nn's layer in the same precision a training step may take at most."""
+LAYERS: dict[str, tuple[Callable[..., Any], type[nn.Module]]] = {
+    "lstm": (SABLSTM, nn.LSTM),
+    "gru": (SABGRU, nn.GRU),
+    "tanh": (SABRNN, nn.RNN),
+}
+"""Our layer and torch.nn's, by cell."""
+STEPPERS: dict[str, Callable[..., Any]] = {"layer": SABLSTM, "cell": SABLSTMCell}
+"""What takes the steps of a stream, on our side."""
+Limits = dict[str, dict[str, float | None]]
+"""By the way of calling, `eager` or `graph`, then by pass: what is measured, and at most how many times torch.nn's time
+it is to take; None sets no target."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes that are measured, on the device they were chosen for with the target that was set for each scorer."""
+    """A row of the table: sizes, what is called, and what it may cost compared with torch.nn on the device it is for.
 
-    device: str
-    hidden_sizes: tuple[int, ...]
-    batch_size: int
-    steps: tuple[int, ...]
-    k_top: int
-    k_att: int
-    k_trunc: int
-    targets: dict[str, float | None]
-    """By scorer, or DEFAULT: forward and backward may take at most so many times as long as nn.LSTM's; None sets no
-    target."""
-    input_size: int | None = None
-    """None: as wide as the hidden state."""
-    beside: tuple[str, ...] = ()
-    """What else is measured, for context."""
-
-
-# The input's width, which no target names, is the one that nn.LSTM does best with: cuDNN's kernels like what its hidden
-# state has, while on the CPU a narrow input leaves both layers nothing but the recurrence.
-CASES = {
-    "A": Case(
-        "cuda",
-        (128,),
-        64,
-        (320,),
-        10,
-        2,
-        10,
-        {DEFAULT: 1.3, "mlp": 1.5, "dot": 1.5, "affine": 1.2},
-        beside=(REFERENCE, COMPILED),
-    ),
-    "B": Case("cuda", (128,), 64, (784,), 10, 10, 10, {DEFAULT: 1.3, "mlp": 1.5, "dot": 1.5, "affine": 1.5}),
-    "C": Case("cuda", (1000,), 64, (180,), 5, 5, 5, {DEFAULT: 0.9, "mlp": 1.0, "dot": 1.0, "affine": 1.0}),
-    "D": Case("cuda", (1000,), 32, (100,), 10, 2, 5, {DEFAULT: 0.9, "mlp": 1.0, "dot": 1.0, "affine": 1.0}),
-    "E": Case("cuda", (128,), 64, (4000,), 10, 2, 10, {DEFAULT: 1.5, "affine": 1.2, "dot": 3.0}),
-    "F": Case(
-        "cpu",
-        (128,),
-        64,
-        (120,),
-        10,
-        2,
-        10,
-        {DEFAULT: 1.1, "mlp": 1.0, "dot": 1.0, "affine": 1.0},
-        input_size=10,
-        beside=(REFERENCE,),
-    ),
-    "G": Case(
-        "cpu", (1000,), 32, (100,), 10, 2, 10, {DEFAULT: 1.1, "mlp": 1.1, "dot": 1.1, "affine": 1.1}, input_size=10
-    ),
-    "H": Case("cpu", (64,), 32, (100, 200, 1000, 3000), 10, 2, 10, {DEFAULT: 1.1}, input_size=10),
-    "T": Case(
-        "cuda",
-        (128,),
-        64,
-        (100, 320, 1000, 3200, 10000, 20000),
-        10,
-        2,
-        10,
-        {DEFAULT: None, "affine": None, "dot": None},
-    ),
-    "n": Case("cuda", (32, 64, 128, 200, 256, 512, 1000, 1500), 64, (100,), 10, 2, 10, {DEFAULT: None, "mlp": None}),
-}
-"""A to H have targets; T and n are sweeps over the steps and over the hidden size."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one record is about."""
+    The input's width, which no target names, is the one that torch.nn does best with: cuDNN's kernels like what its
+    hidden state has, while on the CPU a narrow input leaves both layers nothing but the recurrence.
+    """
 
     case: str
-    kind: str
-    """`required`, `context` or `sweep`."""
-    hidden_size: int
-    batch_size: int
-    steps: int
-    k_top: int
-    k_att: int
-    k_trunc: int
-    input_size: int
-    scorer: str
-    """The scorer, or DEFAULT."""
-    precision: str
-    """`float32`, on a GPU with TF32 as PyTorch is set to, or `bfloat16`, by autocast."""
-    beside: str | None = None
-    """What is measured besides the layer and nn.LSTM."""
+    """Stable name; never change it."""
+    device: str
+    limits: Limits = field(hash=False)
+    hidden_size: int = 128
+    batch_size: int = 64
+    steps: int = 320
+    """Of the longest sequence."""
+    cell: str = "lstm"
+    num_layers: int = 1
+    bidirectional: bool = False
+    shortest: int | None = None
+    """Steps of the shortest sequence of a PackedSequence; None: all are as long, in a tensor."""
+    stream: str | None = None
+    """`layer` or `cell`, which takes the sequence step by step without gradients; None: all steps are one call."""
+    scorer: str = DEFAULT
+    input_size: int | None = None
+    """None: as wide as the hidden state."""
     quick: bool = False
     """Whether sizes were cut down, so that the numbers mean nothing."""
-    target: float | None = None
-    """At most so many times nn.LSTM's time; in a context row at least so many times faster than what is beside."""
 
     @property
-    def label(self) -> str:
-        """The row in a few words."""
-        case = case_label(self.case, self.steps, self.hidden_size)
-        return f"case {case}, {self.scorer}, {self.precision}" + (f", {self.beside}" if self.beside else "")
+    def precisions(self) -> tuple[str, ...]:
+        """Of our side: `float32`, on a GPU with TF32 as PyTorch is set to, and `bfloat16`, by autocast."""
+        return ("float32", "bfloat16") if self.device == "cuda" else ("float32",)
 
-    @property
-    def kernels(self) -> tuple[Any, ...]:
-        """Rows in which this is equal run the same kernels."""
-        return self.hidden_size, self.batch_size, self.k_top, self.scorer, self.precision
+    def kernels(self, chosen: str) -> tuple[Any, ...]:
+        """What a case needs compiled in a precision; where it is equal, the same kernels run."""
+        return self.cell, self.hidden_size, self.batch_size, self.scorer, self.shortest is None, chosen
 
 
-def case_label(name: str, steps: int, hidden_size: int) -> str:
-    """A case's name, with the sizes that it varies."""
-    case = CASES.get(name)
-    if case is None:  # a record of an older version may be of another case
-        return name
-    label = f"{name}, T={steps}" if len(case.steps) > 1 else name
-    return f"{label}, n={hidden_size}" if len(case.hidden_sizes) > 1 else label
+def _eager(most: float, forward: float | None = None) -> Limits:
+    passes: dict[str, float | None] = {BOTH: most}
+    return {"eager": passes if forward is None else {**passes, FORWARD: forward}}
 
 
-def default_cases(device: torch.device) -> list[str]:
-    """The cases that were chosen for a type of device."""
-    return [name for name, case in CASES.items() if case.device == device.type]
+def _gpu(case: str, eager: float, graph: float | None = None, forward: float | None = None, **sizes: Any) -> Case:
+    limits = _eager(eager, forward)
+    return Case(case, "cuda", limits if graph is None else {**limits, "graph": {BOTH: graph}}, **sizes)
 
 
-def rows(names: Iterable[str], device: torch.device, compiled_steps: int = 32, quick: bool = False) -> list[Row]:
-    """The rows of the named cases: those with a target first, then the context, then the sweeps."""
-    made: list[Row] = []
-    for name in names:
-        case = CASES[check_choice("cases", name, CASES)]
-        has_target = device.type == case.device and not quick
-        both = device.type == "cuda" and any(case.targets.values())
-        for n in case.hidden_sizes:
-            for steps in case.steps:
-                for scorer, target in case.targets.items():
-                    row = Row(
-                        name,
-                        "required" if target is not None else "sweep",
-                        n,
-                        case.batch_size,
-                        steps,
-                        case.k_top,
-                        case.k_att,
-                        case.k_trunc,
-                        case.input_size or n,
-                        scorer,
-                        "float32",
-                        target=target if has_target else None,
-                    )
-                    made += [row, replace(row, precision="bfloat16")] if both else [row]
-                    if REFERENCE in case.beside:
-                        speedup = SPEEDUPS[device.type] if has_target else None
-                        made.append(replace(row, kind="context", beside=REFERENCE, target=speedup))
-        if COMPILED in case.beside:
-            # A loop that compilation unrolls or breaks up takes minutes to compile at the case's own length.
-            row = next(row for row in made if row.case == name)
-            steps = min(compiled_steps, row.steps)
-            made.append(replace(row, kind="context", beside=COMPILED, steps=steps, target=None))
-    if quick:
-        made = [_shrunk(row) for row in made]
-    order = ("required", "context", "sweep")
-    return sorted(dict.fromkeys(made), key=lambda row: (order.index(row.kind), row.beside == COMPILED))
+def _cpu(case: str, limits: Limits, **sizes: Any) -> Case:
+    return Case(case, "cpu", limits, input_size=10, **sizes)
 
 
-def _shrunk(row: Row) -> Row:
-    n = min(row.hidden_size, 16)
-    steps, input_size = min(row.steps, 12), min(row.input_size, n)
-    return replace(row, hidden_size=n, input_size=input_size, batch_size=4, steps=steps, quick=True)
+_H: Limits = {"eager": {BOTH: 1.1, FORWARD: None}}
+CASES = {
+    one.case: one
+    for one in (
+        _gpu("A", 1.3, 1.5, 1.2),
+        _gpu("B", 1.3, 1.5, steps=784),
+        _gpu("C", 0.9, 1.3, 1.2, hidden_size=1000, steps=180),
+        _gpu("D", 0.9, 1.3, hidden_size=1000, batch_size=32, steps=100),
+        *(_gpu(f"n-{n}", 1.3, 1.6, hidden_size=n) for n in (32, 64, 200, 256, 512)),
+        _gpu("n-650", 1.3, 1.6, hidden_size=650, batch_size=20, steps=35),
+        _gpu("n-1500", 1.3, 1.6, hidden_size=1500),
+        _gpu("GRU", 1.5, cell="gru"),
+        _gpu("tanh", 2.0, cell="tanh"),
+        *(_gpu(f"B-{batch}", 1.5, batch_size=batch) for batch in (1, 8, 512)),
+        _gpu("packed", 1.3, num_layers=2, bidirectional=True, shortest=50),
+        _gpu("E-4000-affine", 1.5, steps=4000, scorer="affine"),
+        _gpu("E-20000-affine", 2.0, steps=20000, scorer="affine"),
+        _gpu("E-4000", 1.5, steps=4000),
+        _gpu("E-20000", 2.0, steps=20000),
+        _cpu("F", _eager(1.1, 1.3), steps=120),
+        _cpu("F-GRU", _eager(1.1), steps=120, cell="gru"),
+        _cpu("G", _eager(1.1), hidden_size=1000, batch_size=32, steps=100),
+        *(_cpu(f"H-{steps}", _H, hidden_size=64, batch_size=32, steps=steps) for steps in (200, 1000, 3000)),
+        *(_cpu(f"stream-{one}", {"eager": {STREAM: 1.5}}, batch_size=1, steps=100, stream=one) for one in STEPPERS),
+    )
+}
+"""Every row has default options; the scorer `affine`, whose memory is of constant size, has rows of its own in E."""
+
+
+def cases(patterns: str | None, device: torch.device, quick: bool = False) -> list[Case]:
+    """The cases whose names match one of the patterns, as file names do, in the order of the table.
+
+    None means those of the device, or with `quick` all: they are cut down so that any device has the time for them.
+    """
+    if patterns is None:
+        names = {name for name, case in CASES.items() if quick or case.device == device.type}
+    else:
+        names: set[str] = set()
+        for pattern in (pattern.strip() for pattern in patterns.split(",")):
+            matching = fnmatch.filter(CASES, pattern)
+            if not matching:
+                raise UserValueError(f"cases must match at least one of {', '.join(CASES)}; got {pattern!r}.", "cases")
+            names.update(matching)
+    chosen = [case for name, case in CASES.items() if name in names]
+    return [_shrunk(case) for case in chosen] if quick else chosen
+
+
+def _shrunk(case: Case) -> Case:
+    shortest = None if case.shortest is None else 4
+    sizes = {"hidden_size": min(case.hidden_size, 16), "batch_size": min(case.batch_size, 4)}
+    return replace(case, **sizes, steps=12, shortest=shortest, input_size=8, quick=True)
 
 
 def bench(
-    chosen: list[Row],
+    chosen: Sequence[Case],
     device: torch.device,
     seconds: float,
     deadline: float | None = None,
     jobs: int = 0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """A record for each row, as soon as it is measured; none for those whose turn comes after the deadline.
+    """A record for each case, as soon as it is measured; none for those whose turn comes after the deadline.
 
-    `deadline` is a time of `time.monotonic`; `jobs` processes compile the kernels of all rows before the first is
-    measured. A row that fails has `error` in its record.
+    `deadline` is a time of `time.monotonic`; `jobs` processes compile the kernels of all cases before the first is
+    measured. A case that fails has `error` in its record.
     """
     about = about_this_machine(device)
-    compile_seconds: dict[tuple[Any, ...], float] = {}
     if jobs > 0 and device.type == "cuda":
         progress("compilation")
-        compile_seconds = _compile_ahead(chosen, device, jobs, deadline)
-    for row in chosen:
+        compile_ahead(chosen, device, jobs, deadline)
+    for case in chosen:
         if deadline is not None and time.monotonic() >= deadline:
             return
-        progress(row.label)
+        progress(f"case {case.case}")
         started = time.monotonic()
-        record: dict[str, Any] = {"schema": SCHEMA, **asdict(row)}
+        record: dict[str, Any] = {"schema": SCHEMA, "kind": "required", **_described(case, device)}
         try:
-            if row.beside == COMPILED:
-                limit = LONGEST if deadline is None else min(LONGEST, deadline - time.monotonic())
-                record |= _in_another_process("measure", row, device, seconds, limit)
-            else:
-                record |= measure(row, device, seconds)
+            record |= measure(case, device, seconds)
         except Exception as error:
             record["error"] = _one_line(error)
-        if row.kernels in compile_seconds:
-            record["compile_seconds"] = compile_seconds[row.kernels]
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         yield {**record, **about, "wall_seconds": time.monotonic() - started, "date": date}
         _clean_up(device)
 
 
-def measure(row: Row, device: torch.device, seconds: float) -> dict[str, Any]:
+def _described(case: Case, device: torch.device) -> dict[str, Any]:
+    """The part of a record that says what is measured; what a case may cost is said of its own device and sizes."""
+    entries = asdict(case)
+    limits: Limits = entries.pop("limits")
+    del entries["device"]
+    is_judged = device.type == case.device and not case.quick
+    targets = {way: {one: most for one, most in passes.items() if most is not None} for way, passes in limits.items()}
+    entries |= {"input_size": case.input_size or case.hidden_size, "precisions": list(case.precisions)}
+    entries |= {"k_top": SABConfig.k_top, "k_att": SABConfig.k_att, "k_trunc": SABConfig.k_trunc}
+    return {**entries, "targets": targets if is_judged else {}}
+
+
+def measure(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
     """The part of a record that is measured."""
-    if row.beside == COMPILED:
-        compiled = dispatch.BACKENDS[REFERENCE]._replace(run=torch.compile(reference.run))  # pyright: ignore[reportArgumentType]
-        dispatch.BACKENDS[REFERENCE] = compiled
-    contenders = _contenders(row, device)
+    contenders = {**ours(case, device), **theirs(case, device)}
     first = {name: contender.first_call() for name, contender in contenders.items()}
     measured: dict[str, Any] = {
-        "backend": _backend(row, contenders["ours"]),
+        "backend": ", ".join(dict.fromkeys(_backend(contenders[OURS.format(one)]) for one in case.precisions)),
         "types": {name: contender.type for name, contender in contenders.items()},
-        "compile_seconds": first["ours"],
+        "first_call_seconds": first,
         "memory": {name: contender.peak_memory() for name, contender in contenders.items()},
         "milliseconds": {name: {} for name in contenders},
     }
-    if row.beside is not None:
-        measured["compile_seconds_beside"] = first[row.beside]
-    ways = ("eager", "graph") if device.type == "cuda" and row.beside is None else ("eager",)
-    for chosen in PASSES:
-        for contender in contenders.values():
-            contender.layer.train(chosen != "forward")
-        eager = {name: contender.calls()[chosen] for name, contender in contenders.items()}
-        for way in ways:
+    for way, passes in case.limits.items():
+        if way == "graph" and device.type != "cuda":
+            continue
+        for chosen in passes:
+            for contender in contenders.values():
+                contender.layer.train(chosen == BOTH)
+            eager = {name: contender.calls()[chosen] for name, contender in contenders.items()}
             calls = eager if way == "eager" else _captured(eager, measured)
             for name, times in (time_in_turn(calls, device, seconds) if calls else {}).items():
                 measured["milliseconds"][name].setdefault(way, {})[chosen] = times
             del calls
-    return measured | _compared(row, measured)
+    return measured | compared(measured["milliseconds"], measured["memory"])
 
 
-def _contenders(row: Row, device: torch.device) -> dict[str, Contender]:
-    torch.manual_seed(0)
-    x = torch.randn(row.steps, row.batch_size, row.input_size, device=device)
-    sizes = (row.input_size, row.hidden_size)
-    memory: dict[str, Any] = {"k_top": row.k_top, "k_att": row.k_att, "k_trunc": row.k_trunc}
-    memory |= {} if row.scorer == DEFAULT else {"scorer": row.scorer, "incorporate": "add"}
-    contenders = {
-        "ours": Contender(SABLSTM(*sizes, device=device, **memory), x, row.precision),
-        TORCH: Contender(nn.LSTM(*sizes, device=device), x),
+# The two sides
+
+OURS = "ours {}"
+"""The name of ours in a record, by precision."""
+
+
+def ours(case: Case, device: torch.device, precisions: Sequence[str] | None = None) -> dict[str, Contender]:
+    """Our layer in each precision, or in those given."""
+    memory = {} if case.scorer == DEFAULT else {"scorer": case.scorer, "incorporate": "add"}
+    layer_class = STEPPERS[case.stream] if case.stream else LAYERS[case.cell][0]
+    return {
+        OURS.format(one): _contender(case, device, layer_class, one, as_layer=case.stream != "cell", **memory)
+        for one in precisions or case.precisions
     }
-    if device.type == "cuda" and row.kind == "required":
-        contenders[TORCH_AUTOCAST] = Contender(nn.LSTM(*sizes, device=device), x, "bfloat16")
-    if row.beside is not None:
-        layer = SABLSTM(*sizes, device=device, backend=REFERENCE, **memory)
-        contenders[row.beside] = Contender(layer, x, row.precision)
-    return contenders
 
 
-def _backend(row: Row, ours: Contender) -> str:
+def theirs(case: Case, device: torch.device) -> dict[str, Contender]:
+    """torch.nn's layer of the same cell in each precision; its cell takes the steps of a stream."""
+    layer_class = nn.LSTMCell if case.stream else LAYERS[case.cell][1]
+    names = {"float32": "float32", "bfloat16": "autocast"}
+    return {
+        f"nn.{layer_class.__name__} {names[one]}": _contender(case, device, layer_class, one, as_layer=False)
+        for one in case.precisions
+    }
+
+
+def _contender(
+    case: Case, device: torch.device, layer_class: Callable[..., nn.Module], chosen: str, as_layer: bool, **memory: Any
+) -> Contender:
+    torch.manual_seed(0)
+    input_size = case.input_size or case.hidden_size
+    x = torch.randn(case.steps, case.batch_size, input_size, device=device)
+    sizes = {"num_layers": case.num_layers, "bidirectional": case.bidirectional} if case.stream is None else {}
+    layer = layer_class(input_size, case.hidden_size, **sizes, **memory, device=device)
+    if case.stream is not None:
+        return OverStream(layer, x, chosen, as_layer)
+    return OverSequence(layer, _packed(x, case.shortest) if case.shortest is not None else x, chosen)
+
+
+def _packed(x: torch.Tensor, shortest: int) -> PackedSequence:
+    """The sequences as a PackedSequence, the longest first, their lengths evenly spread."""
+    lengths = torch.linspace(x.shape[0], shortest, x.shape[1]).long()
+    return pack_padded_sequence(x, lengths)
+
+
+def _backend(contender: Contender) -> str:
     """What computed our side: on a configuration that the fast ones lack it is the reference."""
-    assert isinstance(ours.layer, SABLSTM)
-    with torch.autocast(ours.x.device.type, torch.bfloat16, enabled=row.precision == "bfloat16"):
-        return ours.layer.backend_for(ours.x)
+    layer = contender.layer
+    assert isinstance(layer, SABLayer)
+    with contender.autocast():
+        return layer.backend_for(contender.example())
 
 
 def _captured(calls: dict[str, Call], measured: dict[str, Any]) -> dict[str, Call]:
@@ -311,85 +301,72 @@ def _captured(calls: dict[str, Call], measured: dict[str, Any]) -> dict[str, Cal
     return replays
 
 
-def _compared(row: Row, measured: dict[str, Any]) -> dict[str, Any]:
-    """The ratios: to the fastest that nn.LSTM can, and to its memory in the same precision."""
-    milliseconds, memory = measured["milliseconds"], measured["memory"]
+def compared(milliseconds: dict[str, Any], memory: dict[str, int | None]) -> dict[str, Any]:
+    """The ratios: of our fastest to torch.nn's fastest, and of the memory in each precision."""
     ratio: dict[str, dict[str, float]] = {}
-    for way, passes in milliseconds["ours"].items():
-        for chosen, ours in passes.items():
-            torchs = [
-                milliseconds[name][way][chosen]["median"]
-                for name in (TORCH, TORCH_AUTOCAST)
-                if chosen in milliseconds.get(name, {}).get(way, {})
+    is_ours = OURS.format("")
+    ways = {way: passes for times in milliseconds.values() for way, passes in times.items()}
+    for way, passes in ways.items():
+        for chosen in passes:
+            best = [
+                min((times[way][chosen]["median"] for times in side if chosen in times.get(way, {})), default=None)
+                for side in (
+                    [times for name, times in milliseconds.items() if name.startswith(is_ours)],
+                    [times for name, times in milliseconds.items() if not name.startswith(is_ours)],
+                )
             ]
-            if torchs:
-                ratio.setdefault(way, {})[chosen] = ours["median"] / min(torchs)
-    compared: dict[str, Any] = {"ratio": ratio}
-    same = TORCH_AUTOCAST if row.precision == "bfloat16" and TORCH_AUTOCAST in memory else TORCH
-    if memory["ours"] is not None and memory[same]:
-        compared["memory_ratio"] = memory["ours"] / memory[same]
-    if row.beside is not None:
-        times = {name: milliseconds[name]["eager"] for name in ("ours", row.beside)}
-        compared["speedup"] = {
-            chosen: times[row.beside][chosen]["median"] / times["ours"][chosen]["median"] for chosen in PASSES
-        }
-    return compared
+            if best[0] is not None and best[1] is not None:
+                ratio.setdefault(way, {})[chosen] = best[0] / best[1]
+    pairs = zip(
+        [name for name in memory if name.startswith(is_ours)],
+        [name for name in memory if not name.startswith(is_ours)],
+        strict=True,
+    )
+    memory_ratio = {
+        mine.removeprefix(is_ours): taken / other
+        for mine, its in pairs
+        if (taken := memory[mine]) is not None and (other := memory[its])
+    }
+    return {"ratio": ratio, "memory_ratio": memory_ratio}
 
 
 # Other processes
 
+LONGEST = 120.0
+"""Seconds after which compilation in another process is given up."""
 
-def _compile_ahead(
-    chosen: list[Row], device: torch.device, jobs: int, deadline: float | None
-) -> dict[tuple[Any, ...], float]:
-    """Has other processes call every row's layer once, so that Triton's cache holds its kernels: seconds of each."""
-    firsts = {row.kernels: row for row in reversed(chosen)}  # of the rows with the same kernels the first
-    ahead = [row for row in chosen if firsts[row.kernels] == row]
-    # Half of the time may go into it; what is not compiled by then is compiled when its row is measured.
+
+def compile_ahead(chosen: Iterable[Case], device: torch.device, jobs: int, deadline: float | None) -> None:
+    """Has other processes call every case's layer once in each precision, so that Triton's cache holds its kernels."""
+    firsts: dict[tuple[Any, ...], tuple[Case, str]] = {}
+    for case in chosen:
+        for one in case.precisions:
+            firsts.setdefault(case.kernels(one), (case, one))
+    # Half of the time may go into it; what is not compiled by then is compiled when its case is measured.
     until = time.monotonic() + LONGEST if deadline is None else (time.monotonic() + deadline) / 2
 
-    def seconds_of(row: Row) -> float | None:
-        return _in_another_process("compile", row, device, 0.0, until - time.monotonic()).get("compile_seconds")
+    def compile_one(asked: tuple[Case, str]) -> None:
+        request = json.dumps({"case": asdict(asked[0]), "precision": asked[1], "device": device.type})
+        command = [sys.executable, "-m", "sab.lab.experiments.bench", request]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=max(until - time.monotonic(), 0.0))
 
     with ThreadPoolExecutor(jobs) as pool:
-        taken = zip(ahead, pool.map(seconds_of, ahead), strict=True)
-        return {row.kernels: seconds for row, seconds in taken if seconds is not None}
-
-
-def _in_another_process(what: str, row: Row, device: torch.device, seconds: float, limit: float) -> dict[str, Any]:
-    """The answer of `main` in another process, which is killed after `limit` seconds."""
-    request = json.dumps({"what": what, "row": asdict(row), "device": device.type, "seconds": seconds})
-    command = [sys.executable, "-m", "sab.lab.experiments.bench", request]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(limit, 0.0))
-    except subprocess.TimeoutExpired:
-        return {"error": f"skipped: compilation of {row.steps} steps was not through after {max(limit, 0.0):.0f} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        return {"error": ([*done.stderr.splitlines()] or ["the process ended without a word"])[-1][:300]}
-    return json.loads(lines[-1])
+        list(pool.map(compile_one, firsts.values()))
 
 
 def main(request: str) -> None:
-    """Prints the part of a record that `_in_another_process` requests."""
+    """Calls our side of one case in one precision, which compiles what it needs."""
     asked = json.loads(request)
-    row, device = Row(**asked["row"]), torch.device(asked["device"])
-    if asked["what"] == "compile":
-        measured = {"compile_seconds": _contenders(replace(row, beside=None), device)["ours"].first_call()}
-    else:
-        measured = measure(row, device, asked["seconds"])
-    print(json.dumps(measured))  # noqa: T201 (the answer)
-
-
-LONGEST = 120.0
-"""Seconds after which compilation in another process is given up."""
+    for contender in ours(Case(**asked["case"]), torch.device(asked["device"]), [asked["precision"]]).values():
+        contender.first_call()
 
 
 # Records
 
 
 def about_this_machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on besides the row."""
+    """What the numbers depend on besides the case."""
     about = provenance(device)
     if importlib.util.find_spec("triton") is not None:
         about.versions["triton"] = importlib.import_module("triton").__version__
@@ -415,7 +392,7 @@ def _one_line(error: Exception) -> str:
 def _clean_up(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # a row may have left the device unusable: the next ones will tell
+        with contextlib.suppress(RuntimeError):  # a case may have left the device unusable: the next ones will tell
             torch.cuda.empty_cache()
 
 

@@ -85,7 +85,7 @@ def reproduce_on_ray(
     data_dir = None if data_dir is None else data_dir.absolute()
     plan = make_plan(rows, seeds, out.absolute(), minutes, iterations, device, data_dir)
     with _connected(address), Interrupt() as interrupt, Board(console or Console(), plan.total) as board:
-        make_folders(out, results)
+        make_folders(results, out)
         kind = _kind(device, board)
         driver = _Driver(plan, results, kind, together, commit, board)
         driver.run(lambda: interrupt.requested or plan.is_late())

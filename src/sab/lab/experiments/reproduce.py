@@ -31,7 +31,7 @@ from sab.lab.experiments.tables import Row
 from sab.lab.files import write_text, writing
 from sab.lab.locks import Lock
 from sab.lab.tasks import StoredTask, Task
-from sab.lab.training import Result, Run, RunConfig, evaluate
+from sab.lab.training import Result, Run, RunConfig, TrainConfig, evaluate
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device
 from sab.lab.training.evaluation import mean_attention
@@ -199,7 +199,7 @@ def reproduce(
     where = resolve_device(device)
     together = TOGETHER[where.type] if together is None else check_int("together", together, 1)
     plan = make_plan(rows, seeds, out, minutes, iterations, device, data_dir)
-    make_folders(out, results)
+    make_folders(results, out)
     return run_plan(plan, results, where, together, commit, console or Console())
 
 
@@ -290,11 +290,12 @@ def plan_of(jobs: Sequence[Job], seeds: Sequence[int], deadline: float) -> Plan:
     return Plan(jobs, have_ended, missing, lacking, deadline)
 
 
-def make_folders(out: Path, results: Path) -> None:
-    """Makes the folders of the runs and of the records."""
-    for option, folder in (("out", out), ("results", results)):
-        with writing(folder, option):
-            folder.mkdir(parents=True, exist_ok=True)
+def make_folders(results: Path, out: Path | None = None) -> None:
+    """Makes the folders of the records and of the runs."""
+    for option, folder in (("results", results), ("out", out)):
+        if folder is not None:
+            with writing(folder, option):
+                folder.mkdir(parents=True, exist_ok=True)
 
 
 def _missing_data(jobs: Iterable[Job]) -> dict[str, str]:
@@ -454,14 +455,19 @@ class Runner:
         if not missing:
             return True
         model = load_model(run, self._device)
+        training, batches = self._test_batches(run)
         for length in missing:
             if self._is_over():
                 return False
             task = _at_length(run.config.task, length)
-            metrics = evaluate(model, task, run.config.training, "test", OTHER_LENGTH_BATCHES)
+            metrics = evaluate(model, task, training, "test", batches)
             known[str(length)] = finite(metrics)
             job.note(other_lengths=known)
         return True
+
+    def _test_batches(self, run: Run) -> tuple[TrainConfig, int]:
+        """The size and number of the batches of a test at another length."""
+        return run.config.training, OTHER_LENGTH_BATCHES
 
     def _try(self, job: Job, step: Callable[[Job], Any]) -> Any:
         """What a step gives; an error is one job's own."""

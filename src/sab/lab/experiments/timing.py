@@ -4,44 +4,74 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-PASSES = ("forward+backward", "forward")
+BOTH, FORWARD, STREAM = "forward+backward", "forward", "stream"
+"""The passes: over a sequence with gradients and without, and step by step without."""
 FEWEST, FEWEST_SLOW, MOST = 7, 3, 1000
 """How often each call is timed at least, at least where that takes very long, and at most."""
 Call = Callable[[], None]
 
 
-class Contender:
-    """A layer, its input, and its two passes as calls without arguments."""
+class Contender(ABC):
+    """A layer with its input, whose passes are calls without arguments."""
 
-    def __init__(self, layer: nn.Module, x: Tensor, precision: str = "float32"):
+    def __init__(self, layer: nn.Module, device: torch.device, precision: str):
         self.layer = layer
-        self.x = x
+        self.device = device
         self._lower = precision != "float32"
-        self._gradient = x
         self.type = ""
         """The type of the output, known after the first call."""
 
+    @abstractmethod
+    def calls(self) -> dict[str, Call]:
+        """The passes by name."""
+
+    @abstractmethod
+    def example(self) -> Tensor | PackedSequence:
+        """What one call of the layer gets."""
+
+    @abstractmethod
     def first_call(self) -> float:
-        """Seconds of the first call of both passes, in which whatever must be compiled is."""
+        """Seconds of the first call of the main pass, in which whatever must be compiled is."""
+
+    def peak_memory(self) -> int | None:
+        """Bytes that a training step takes at most on a GPU, gradients included; None elsewhere."""
+        return None
+
+    def autocast(self) -> torch.autocast:
+        """The context of a call in the contender's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._lower)
+
+
+class OverSequence(Contender):
+    """A layer whose call takes a whole sequence; the input needs no gradient."""
+
+    def __init__(self, layer: nn.Module, x: Tensor | PackedSequence, precision: str = "float32"):
+        super().__init__(layer, _tensor(x).device, precision)
+        self.x = x
+        self._gradient = _tensor(x)
+
+    def example(self) -> Tensor | PackedSequence:
+        return self.x
+
+    def first_call(self) -> float:
         started = time.perf_counter()
         output = self._output()
         self._gradient = torch.randn_like(output) / 100
         self.type = str(output.dtype).removeprefix("torch.")
         output.backward(self._gradient)
-        del output
-        self.forward()
-        _wait(self.x.device)
+        _wait(self.device)
         return time.perf_counter() - started
 
     def calls(self) -> dict[str, Call]:
-        """The passes by name."""
-        return dict(zip(PASSES, (self.both, self.forward), strict=True))
+        return {BOTH: self.both, FORWARD: self.forward}
 
     def both(self) -> None:
         """A forward and its backward."""
@@ -54,21 +84,58 @@ class Contender:
             self._output()
 
     def _output(self) -> Tensor:
-        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self._lower):
-            return self.layer(self.x)[0]
+        with self.autocast():
+            return _tensor(self.layer(self.x)[0])
 
     def peak_memory(self) -> int | None:
-        """Bytes that a forward and its backward take at most on a GPU, gradients included; None elsewhere."""
-        device = self.x.device
-        if device.type != "cuda":
+        if self.device.type != "cuda":
             return None
         self.layer.zero_grad()
-        _wait(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        _wait(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         self.both()
-        _wait(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        _wait(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+
+class OverStream(Contender):
+    """A layer or cell that is called for each step, without gradients; its memory begins empty with each pass.
+
+    A layer is called with [1, B, input_size] and returns its output and its state, a cell with [B, input_size].
+    """
+
+    def __init__(self, layer: nn.Module, x: Tensor, precision: str = "float32", is_layer: bool = False):
+        super().__init__(layer, x.device, precision)
+        self._is_layer = is_layer
+        self._steps = x.split(1) if is_layer else x.unbind()
+
+    def example(self) -> Tensor:
+        return self._steps[0]
+
+    def first_call(self) -> float:
+        started = time.perf_counter()
+        self.layer.eval()
+        self.stream()
+        _wait(self.device)
+        return time.perf_counter() - started
+
+    def calls(self) -> dict[str, Call]:
+        return {STREAM: self.stream}
+
+    @torch.no_grad()
+    def stream(self) -> None:
+        """All steps, each with the state that the one before returned."""
+        state: Any = None
+        with self.autocast():
+            for step in self._steps:
+                state = self.layer(step, state)[1] if self._is_layer else self.layer(step, state)
+        h, _ = state
+        self.type = str(h.dtype).removeprefix("torch.")
+
+
+def _tensor(x: Tensor | PackedSequence) -> Tensor:
+    return x.data if isinstance(x, PackedSequence) else x
 
 
 def capture(call: Call) -> Call:
@@ -92,7 +159,7 @@ def time_in_turn(calls: Mapping[str, Call], device: torch.device, seconds: float
     """
     clock = _cuda_milliseconds if device.type == "cuda" else _cpu_milliseconds
     begun, rounds = time.perf_counter(), 0
-    while rounds < 2 or time.perf_counter() - begun < seconds / 4:  # clocks rise, caches fill
+    while rounds < 1 or time.perf_counter() - begun < seconds / 4:  # clocks rise, caches fill
         for call in calls.values():
             clock(call)
         rounds += 1

@@ -8,7 +8,7 @@ of a trace are in `sab.plot`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,11 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from sab.errors import UserValueError, printable
+from sab.lab.experiments.timing import BOTH
 from sab.lab.files import replacing
-from sab.lab.report.performance import BOTH, SWEPT, Record, common_way, load, microseconds_a_step, swept_records
+from sab.lab.report.performance import SWEPT, WAYS, Record, common_way, load, microseconds_a_step, swept_records
+from sab.lab.tasks import Copying
+from sab.lab.tasks.copying import DIGITS
 from sab.lab.training import evaluation
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device
@@ -33,11 +36,17 @@ from sab.lab.training.run import Evaluation, Run
 from sab.plot.drawing import (
     COLOURS,
     GREY,
+    METHODS,
+    bracket,
+    cut_between,
     figure_of,
     heat_map,
+    label_lines,
+    largest_outside,
     legend_above,
     marker_of_few,
     plain,
+    signal_spans,
     use_iterations,
     use_log_scale,
     use_per_cent,
@@ -48,6 +57,8 @@ from sab.tracing import Trace, trace
 DPI = 160
 TORCH_LABEL = "torch.nn.LSTM"
 MARKERS, MOST_MARKERS = "ovsD^Px*", 12
+MOST_LABELLED = 5
+"""Up to so many lines have their names at their ends; more have a legend."""
 
 Runs = Run | str | Path | Sequence[Run | str | Path] | Mapping[str, Run | str | Path]
 Points = Sequence[Mapping[str, Any]]
@@ -88,11 +99,14 @@ def learning_curve(runs: Runs, *, ax: Axes | None = None) -> Figure:
         draw_headline(ax, runs)
         legend_above(ax)
         return figure_of(ax)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_loss(left, runs)
     draw_headline(right, runs)
-    figure.legend(*right.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    if len(runs) <= MOST_LABELLED:
+        label_lines(right)
+    else:
+        figure.legend(*right.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
@@ -127,7 +141,9 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
 
 def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[Evaluation]]]:
     """Labels, evaluations and how to draw them: several runs differ in their markers as well, for print in black."""
-    for (label, run), colour, marker in zip(runs.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
+    methods = [run.config.model.method for run in runs.values()]
+    colours = [METHODS[method] for method in methods] if len(set(methods)) == len(runs) else cycle(COLOURS)
+    for (label, run), colour, marker in zip(runs.items(), colours, cycle(MARKERS), strict=False):
         lines = run.evaluations()
         if not lines:
             raise UserValueError(
@@ -182,26 +198,43 @@ def draw_clip(axes: Axes, clip: float) -> None:
 def attention(run: Run | str | Path, *, ax: Axes | None = None) -> Figure:
     """Draw a heat map of the mean attention weights over a test batch for each layer; with `ax` for the last layer.
 
-    Rows are the attending steps, columns the attended microstates by their time step.
+    Rows are the attending steps, columns the attended microstates by their time step. Long stretches of microstates
+    that nothing reads are cut out; with `ax` all are shown.
     """
     (run,) = labelled(run).values()
     weights = mean_attention(run) if ax is None else mean_attention(run)[-1:]
     task, k_att = run.config.task, run.config.model.memory.k_att
     rows, columns = weights.shape[1:]
     height = min(max(0.26 * rows, 2.2), 5.0)
-    figure = figure_of(ax) if ax else Figure(figsize=(10, 1.1 + height * len(weights)), layout="constrained")
-    panels = [ax] if ax else list(figure.subplots(len(weights), 1, squeeze=False)[:, 0])
+    figure = figure_of(ax) if ax else Figure(figsize=(8, 1.4 + height * len(weights)), layout="constrained")
+    spans = [(0, columns - 1)] if ax else signal_spans(weights.numpy())
+    ratios = [last - first + 1 for first, last in spans]
+    grid = [[ax]] if ax else figure.subplots(len(weights), len(spans), squeeze=False, width_ratios=ratios).tolist()
     largest = weights.nan_to_num().max().item()
-    for layer, (axes, panel) in enumerate(zip(panels, weights, strict=True)):
-        heat_map(axes, panel.numpy(), task.attending_steps[0], k_att, largest)
-        axes.set_xticks(range(k_att, columns * k_att + 1, k_att * ceil(columns / 20)))
-        axes.set_xlabel("")
-        if len(weights) > 1:
-            axes.set_ylabel(f"attending step, layer {layer + 1}")
-    panels[-1].set_xlabel("time step of the attended microstate (grey: not kept yet)")
-    panels[0].set_title(f"{task.name}: mean attention weight over a batch", loc="left", fontsize=11)
-    weight_bar(figure, panels)
+    for layer, (panels, own) in enumerate(zip(grid, weights, strict=True)):
+        for axes, (first, last) in zip(panels, spans, strict=True):
+            heat_map(axes, own.numpy(), task.attending_steps[0], k_att, largest)
+            axes.set_xlim((first + 0.5) * k_att, (last + 1.5) * k_att)
+            axes.set_xticks(range((first + 1) * k_att, (last + 1) * k_att + 1, k_att * ceil(sum(ratios) / 20)))
+            axes.set(xlabel="", ylabel="")
+        panels[0].set_ylabel("attending step" + (f", layer {layer + 1}" if len(weights) > 1 else ""))
+        for left, right in pairwise(panels):
+            cut_between(left, right)
+    if isinstance(task, Copying) and (not ax):
+        bracket(grid[0][0], 1, min(DIGITS, (spans[0][1] + 1) * k_att), "the ten digits")
+    label = TIME_LABEL
+    if sum(ratios) < columns:
+        label += f"; left out: no mean weight above {largest_outside(weights.numpy(), spans):.3f}"
+    if ax:
+        ax.set_xlabel(label)
+        ax.set_title(f"{task.name}: mean attention weight over a batch", loc="left", fontsize=11)
+    else:
+        figure.supxlabel(label, fontsize="medium")
+    weight_bar(figure, [axes for panels in grid for axes in panels], "mean weight over a batch")
     return figure
+
+
+TIME_LABEL = "time step of the attended microstate (grey: not kept yet)"
 
 
 def mean_attention(run: Run) -> Tensor:
@@ -225,10 +258,10 @@ def trace_of(run: Run, target_step: int | None = None, target_unit: int | None =
 
 
 def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, ax: Axes | None = None) -> Figure:
-    """Draw what a step costs, forward and backward, against the number of steps and the hidden size.
+    """Draw what a step costs, forward and backward, against the number of steps, the hidden size and the batch size.
 
-    `records` are those of `sab bench --output`, or the files that hold them. There is a panel for each sweep; with `ax`
-    only the first sweep is drawn.
+    `records` are those of `sab bench --output`, or the files that hold them. There is a panel for each size that they
+    vary; with `ax` only the first is drawn.
     """
     given = [records] if isinstance(records, str | Path) else list(records)
     files = [Path(one) for one in given if isinstance(one, str | Path)]
@@ -236,45 +269,46 @@ def scaling(records: str | Path | Sequence[str | Path | Mapping[str, Any]], *, a
     found = [*read, *(load(files) if files else [])]
     sweeps = {case: swept for case in SWEPT if (swept := swept_records(found, case))}
     if not sweeps:
-        raise UserValueError(f"records must hold a sweep, {' or '.join(SWEPT)} of `sab bench --cases`; they hold none.")
+        cases = ", ".join(dict.fromkeys(case for _, _, along in SWEPT.values() for case in along))
+        raise UserValueError(f"records must hold two of the cases {cases} that differ in T, n or B; they hold none.")
     if ax is not None:
         case, swept = next(iter(sweeps.items()))
-        draw_step_times(ax, swept, case, BOTH)
+        draw_step_times(ax, swept, case, common_way(swept), _scorers(swept))
         legend_above(ax)
         return figure_of(ax)
-    figure = Figure(figsize=(1.5 + 3.9 * len(sweeps), 3.8), layout="constrained")
+    figure = Figure(figsize=(1.5 + 3.2 * len(sweeps), 3.6), layout="constrained")
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
-    scorers = _scorers([record for swept in sweeps.values() for record in swept])
+    drawn = [record for swept in sweeps.values() for record in swept]
+    scorers, way = _scorers(drawn), common_way(drawn)
     for axes, (case, swept) in zip(panels, sweeps.items(), strict=True):
-        draw_step_times(axes, swept, case, BOTH, scorers)
+        draw_step_times(axes, swept, case, way, scorers)
+        axes.set_ylabel(axes.get_ylabel() if axes is panels[0] else "")
     keys = {key.get_label(): key for axes in panels for key in axes.get_legend_handles_labels()[0]}
     keys[TORCH_LABEL] = keys.pop(TORCH_LABEL)  # last
     figure.legend(handles=list(keys.values()), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
-def draw_step_times(axes: Axes, records: Sequence[Record], case: str, chosen: str, scorers: Sequence[str] = ()) -> None:
-    """Microseconds a step in a sweep: `chosen` is forward and backward, or forward alone; `scorers` are all that the
-    figure has, where it has more than the records."""
-    entry, symbol = SWEPT[case]
-    way = common_way(records)
-    present = _scorers(records)
-    for name in [*present, "nn.LSTM"]:
+def draw_step_times(axes: Axes, records: Sequence[Record], case: str, way: str, scorers: Sequence[str]) -> None:
+    """Microseconds a step, forward and backward, in a sweep, called in one of WAYS; `scorers` are all that the figure
+    has."""
+    entry, called, _ = SWEPT[case]
+    for name in [*_scorers(records), "torch.nn"]:
         points: dict[int, float] = {}
         for record in records:
-            if name in (record["scorer"], "nn.LSTM"):
-                of = name if name == "nn.LSTM" else "ours"
-                time = microseconds_a_step(record, way, chosen, of)
+            if name in (record["scorer"], "torch.nn"):
+                side = name if name == "torch.nn" else "ours"
+                time = microseconds_a_step(record, way, BOTH, side)
                 points[record[entry]] = min(time, points.get(record[entry], time))
-        axes.plot(sorted(points), [points[point] for point in sorted(points)], **_style_of(name, scorers or present))
+        axes.plot(sorted(points), [points[point] for point in sorted(points)], **_style_of(name, scorers))
     axes.set_xscale("log")
     use_log_scale(axes)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(sorted({record[entry] for record in records}))
     axes.tick_params(axis="x", labelrotation=45)
-    axes.set_xlabel({"T": "steps T", "n": "hidden size n"}[symbol])
-    axes.set_ylabel(f"microseconds a step,\n{'from a CUDA graph' if way == 'graph' else 'as called'}")
+    axes.set_xlabel(called)
+    axes.set_ylabel(f"microseconds a step,\n{WAYS[way]}")
     plain(axes)
 
 
@@ -284,7 +318,7 @@ def _scorers(records: Sequence[Record]) -> list[str]:
 
 def _style_of(name: str, scorers: Sequence[str]) -> dict[str, Any]:
     """How a scorer of ours is drawn, or torch.nn.LSTM."""
-    if name == "nn.LSTM":
+    if name == "torch.nn":
         return {"color": "0.3", "linestyle": "--", "marker": "s", "markersize": 5, "label": TORCH_LABEL}
     place = scorers.index(name)
     return {"color": COLOURS[place], "marker": "ovD^"[place], "markersize": 5, "label": f"SAB, {name}"}
@@ -303,6 +337,14 @@ def check_picture(out: Path) -> str:
             f"out must end in one of {', '.join(f'.{one}' for one in FORMATS)}; got {str(out)!r}.", "out"
         )
     return kind
+
+
+def save_in_every_format(figure: Figure, path: Path) -> list[Path]:
+    """Writes a figure next to each other as PNG, PDF and SVG; `path` is the name of any of them."""
+    paths = [path.with_suffix(f".{kind}") for kind in FORMATS]
+    for one in paths:
+        save(figure, one)
+    return paths
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sab.lab.experiments.records import Record, is_stale, other_memory
 from sab.lab.experiments.tables import ROWS, Row
+from sab.lab.rivals import RIVALS
 from sab.lab.tasks import TASKS, CharacterTask, Headline
 from sab.lab.training.progress import show_seconds
 
@@ -26,6 +27,7 @@ METHODS = {
     "sab": "SAB",
     "torch": "torch.nn",
     "torch_start": "torch.nn, our start",
+    **{method: rival.title for method, rival in RIVALS.items()},
 }
 CONTROL = "our training, no memory"
 DECIMALS = {

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
 from sab.errors import UserValueError
-from sab.lab.experiments.bench import MEMORY, SCHEMA, TORCH, TORCH_AUTOCAST, case_label
+from sab.lab.experiments.bench import CASES, DEFAULT, MEMORY, OURS, SCHEMA
+from sab.lab.experiments.timing import BOTH
 from sab.lab.report.numbers import NONE
 from sab.lab.stored import first_mismatch, read_json_lines
 
 Record = dict[str, Any]
-BOTH, FORWARD = "forward+backward", "forward"
-SWEPT = {"T": ("steps", "T"), "n": ("hidden_size", "n")}
-"""The sweeps: which entry of a record they vary, and what the mathematics calls it."""
-HEADER = tuple(
-    "case|scorer|precision|backend|ours, ms|nn.LSTM, ms|ratio|graph: ours, ms|nn.LSTM, ms|ratio|forward alone|memory|"
-    "target|met".split("|")
-)
+HEADER = ("case", "n", "B", "T", "ours, ms", "torch.nn, ms", "ratio", "from a graph", "memory")
+KINDS = ("required", "earlier", "context", "sweep")
+"""`required` are the rows that `sab bench` measures. Records of its first version may be of other memories (`earlier`),
+have the reference backend beside (`context`), or belong to a sweep of their own (`sweep`)."""
+WAYS = {"eager": "in eager mode", "graph": "from a CUDA graph"}
+SWEPT = {
+    "T": ("steps", "steps T", ("A", "B", "E-4000", "E-20000", "E-4000-affine", "E-20000-affine")),
+    "n": ("hidden_size", "hidden size n", ("n-32", "n-64", "A", "n-200", "n-256", "n-512", "C", "n-1500")),
+    "B": ("batch_size", "batch size B", ("B-1", "B-8", "A", "B-512")),
+}
+"""The sweeps: which entry of a record they vary, what an axis calls it, and the cases along it."""
 NEEDED = {
-    **dict.fromkeys(("device", "case", "scorer", "precision", "date"), str),
+    **dict.fromkeys(("device", "case", "scorer", "date"), str),
     **dict.fromkeys(("hidden_size", "batch_size", "steps", "k_top", "k_att", "input_size"), int),
-    "kind": Literal["required", "context", "sweep"],
+    "kind": Literal[KINDS],
     "k_trunc": int | None,
-    "beside": str | None,
+    "precisions": list[str],
     "quick": bool,
-    "target": float | None,
+    "targets": dict[Literal["eager", "graph"], dict[str, float]],
     "commit": str | None,
     "versions": dict[str, str],
     "threads": int,
 }
 OPTIONAL = {
     **dict.fromkeys(("backend", "error", "incorporate"), str),
+    "beside": str | None,
     "milliseconds": dict[str, dict[str, dict[str, dict[Literal["median", "min", "repeats"], float]]]],
     "ratio": dict[Literal["eager", "graph"], dict[str, float]],
     "speedup": dict[str, float],
-    "memory_ratio": float,
+    "memory_ratio": dict[str, float],
 }
 """What a record has, in whatever way it was measured, and what else it may have that is looked at."""
 DISTURBED = 1.5
@@ -54,111 +60,182 @@ def load(paths: Sequence[Path]) -> list[Record]:
             read = read_json_lines(path)
         except (OSError, ValueError) as error:
             raise UserValueError(f"{wanted}; it cannot be read: {error}.") from error
-        if not read or any(not isinstance(record, dict) or record.get("schema") != SCHEMA for record in read):
+        if not read or any(not isinstance(one, dict) or one.get("schema") not in (1, SCHEMA) for one in read):
             raise UserValueError(f"{wanted}; its lines are none of this version.")
-        for number, record in enumerate(read, start=1):
-            if not record.keys() >= NEEDED.keys() or first_mismatch(record, NEEDED | OPTIONAL) or not _is_whole(record):
+        for number, one in enumerate(read, start=1):
+            record = _upgraded(one)
+            if record is None or not record.keys() >= NEEDED.keys() or first_mismatch(record, NEEDED | OPTIONAL):
                 raise UserValueError(f"{wanted}; line {number} is not as it writes one.")
-        for record in read:
+            if not _is_whole(record):
+                raise UserValueError(f"{wanted}; line {number} is not as it writes one.")
             key = _key(record)
             if not record["quick"] and (key not in records or records[key]["date"] <= record["date"]):
                 records[key] = record
-    kinds = ("required", "context", "sweep")
-    return sorted(records.values(), key=lambda record: (kinds.index(record["kind"]), record["case"]))
+    order = [*CASES]
+
+    def place(record: Record) -> tuple[int, int, str]:
+        case = record["case"]
+        return KINDS.index(record["kind"]), order.index(case) if case in order else len(order), case
+
+    return sorted(records.values(), key=place)
+
+
+def _upgraded(record: Record) -> Record | None:
+    """A record in this version's form; None where it has not the form of its own.
+
+    In version 1 a record was of one precision, its target held for both ways of calling, and case H had all lengths.
+    """
+    if record["schema"] == SCHEMA:
+        return record
+    precision, target, kind = record.get("precision"), record.get("target"), record.get("kind")
+    if not isinstance(precision, str) or not isinstance(target, float | int | None):
+        return None
+    name = OURS.format(precision)
+    made = {**record, "schema": SCHEMA, "precisions": [precision], "targets": {}}
+    for entry in ("milliseconds", "types", "memory"):
+        if isinstance(made.get(entry), dict):
+            made[entry] = {name if one == "ours" else one: value for one, value in made[entry].items()}
+    if "memory_ratio" in made:
+        made["memory_ratio"] = {precision: made["memory_ratio"]}
+    if record.get("case") == "H":
+        made["case"] = f"H-{record.get('steps')}"
+    if kind == "required" and (record.get("scorer") != DEFAULT or made.get("case") not in CASES):
+        made["kind"] = "earlier"
+    if kind != "context" and target is not None:
+        made["targets"] = {way: {BOTH: target} for way in WAYS}
+    return made
 
 
 def _is_whole(record: Record) -> bool:
     """Whether a record has all that the tables and figures take from it, given that its entries are of their types."""
     try:
         line(record)
-        is_disturbed(record)
         if "error" not in record:
-            ways = record["ratio"] | ({"eager": (BOTH, FORWARD)} if record["case"] in SWEPT else {})
-            for way, passes in ways.items():
-                for one in passes:
-                    microseconds_a_step(record, way, one)
-                    microseconds_a_step(record, way, one, "nn.LSTM")
+            lines(record)
+            for way, passes in record["ratio"].items():
+                for chosen in passes:
+                    for side in ("ours", "torch.nn"):
+                        microseconds_a_step(record, way, chosen, side)
+                    is_disturbed(record, way, chosen)
+            if record["kind"] == "context":
+                speedup(record)
+            if record["kind"] == "sweep":
+                record["ratio"]["eager"][BOTH]
     except (KeyError, ValueError, ZeroDivisionError):
         return False
     return True
 
 
 def _key(record: Record) -> tuple[Any, ...]:
-    names = ("device", "case", "kind", "hidden_size", "steps", "scorer", "precision", "beside")
-    return tuple(record[name] for name in names)
+    names = ("device", "case", "kind", "hidden_size", "steps", "scorer", "beside")
+    return *(record.get(name) for name in names), tuple(record["precisions"])
+
+
+# Times
+
+
+def fastest(record: Record, way: str, chosen: str, side: str) -> dict[str, float]:
+    """The times of the fastest of one side, `ours` or `torch.nn`, over its precisions."""
+    is_ours = OURS.format("")
+    found = [
+        times[way][chosen]
+        for name, times in record["milliseconds"].items()
+        if _side(name, is_ours, record) == side and chosen in times.get(way, {})
+    ]
+    return min(found, key=lambda times: times["median"])
+
+
+def _side(name: str, is_ours: str, record: Record) -> str:
+    if name == record.get("beside"):
+        return name
+    return "ours" if name.startswith(is_ours) else "torch.nn"
+
+
+def microseconds_a_step(record: Record, way: str, chosen: str, side: str = "ours") -> float:
+    """Time of a pass over its number of steps."""
+    return fastest(record, way, chosen, side)["median"] * 1e3 / record["steps"]
+
+
+def speedup(record: Record) -> tuple[float, float, float]:
+    """Of a context record: milliseconds of what is beside, of ours, and how many times ours is faster."""
+    beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
+    return beside, fastest(record, "eager", BOTH, "ours")["median"], record["speedup"][BOTH]
+
+
+def is_disturbed(record: Record, way: str, chosen: str) -> bool:
+    """Whether a median is so far above the fastest call that something else must have kept the device busy."""
+    sides = (fastest(record, way, chosen, side) for side in ("ours", "torch.nn"))
+    return any(times["median"] > DISTURBED * times["min"] for times in sides)
 
 
 # Targets
 
 
-def is_disturbed(record: Record) -> bool:
-    """Whether a median is so far above the fastest call that something else must have kept the device busy."""
-    times = (ways.get("eager", {}).get(BOTH) for ways in record.get("milliseconds", {}).values())
-    return any(one["median"] > DISTURBED * one["min"] for one in times if one is not None)
-
-
-def met(record: Record) -> dict[str, bool]:
-    """Whether a record meets its target, by the way it was called; empty without a target or a fair measurement."""
-    target = record["target"]
-    if target is None or "error" in record or is_disturbed(record):
-        return {}
-    if record["kind"] == "context":
-        return {"eager": record["speedup"][BOTH] >= target}
-    return {way: ratio[BOTH] <= target for way, ratio in record["ratio"].items() if BOTH in ratio}
-
-
 class Verdict(NamedTuple):
-    """A case and scorer with a target, and the lowest ratio of our precisions by the way of calling."""
+    """A pass of a case with a target, and its ratio and target by the way of calling."""
 
     case: str
-    scorer: str
-    target: float
     ratio: dict[str, float]
+    target: dict[str, float]
+
+
+def _judged(record: Record) -> Iterator[tuple[str, str]]:
+    """The pass and the way of what has a target and a fair measurement."""
+    for way, passes in record["targets"].items():
+        for chosen in passes:
+            if chosen in record.get("ratio", {}).get(way, {}) and not is_disturbed(record, way, chosen):
+                yield chosen, way
 
 
 def verdicts(records: Iterable[Record]) -> list[Verdict]:
-    """A verdict for each case and scorer with a target and a fair measurement."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    """A verdict for each pass of a required case with a target and a fair measurement."""
+    made: dict[tuple[str, ...], Verdict] = {}
     for record in records:
-        if record["kind"] == "required" and met(record):
-            groups.setdefault((record["device"], _case(record), record["scorer"]), []).append(record)
-    made: list[Verdict] = []
-    for (_, case, scorer), group in groups.items():
-        ratios = [(way, ratio[BOTH]) for record in group for way, ratio in record["ratio"].items() if BOTH in ratio]
-        ratio = {way: min(value for other, value in ratios if other == way) for way, _ in ratios}
-        made.append(Verdict(case, scorer, group[0]["target"], ratio))
-    return made
+        if record["kind"] != "required" or "error" in record:
+            continue
+        for chosen, way in _judged(record):
+            one = made.setdefault(
+                (record["device"], record["case"], chosen), Verdict(row_label(record["case"], chosen), {}, {})
+            )
+            one.ratio[way], one.target[way] = record["ratio"][way][chosen], record["targets"][way][chosen]
+    return list(made.values())
 
 
-def summary(records: Sequence[Record]) -> list[str]:
-    """Sentences on how many targets are met, on disturbed rows and on memory."""
+def summary(records: Sequence[Record], *, names_missed: bool = True) -> list[str]:
+    """Sentences on how many targets are met, and which are not, on disturbed rows and on memory."""
     sentences: list[str] = []
     found = verdicts(records)
-    ways = dict.fromkeys(way for one in found for way in one.ratio)
-    names = {"eager": "called as a user does", "graph": "replayed from a CUDA graph"}
-    for way in ways:
+    for way in dict.fromkeys(way for one in found for way in one.ratio):
         judged = [one for one in found if way in one.ratio]
-        missed = [one for one in judged if one.ratio[way] > one.target]
+        missed = [one for one in judged if one.ratio[way] > one.target[way]]
         at_most_one = sum(one.ratio[way] <= 1.0 for one in judged)
-        sentence = f"{len(judged) - len(missed)} of {len(judged)} targets are met {names[way]}"
+        where = WAYS[way]
+        sentence = f"{where[0].upper()}{where[1:]} {len(judged) - len(missed)} of {len(judged)} targets are met"
         sentence += f", {at_most_one} with a ratio of at most 1"
-        if missed:
-            which = (f"{one.case} {one.scorer} {one.ratio[way]:.2f} (at most {one.target:g})" for one in missed)
+        if missed and names_missed:
+            which = (f"{one.case} {one.ratio[way]:.2f} (at most {one.target[way]:g})" for one in missed)
             sentence += f"; not met: {', '.join(which)}"
         sentences.append(sentence + ".")
-    disturbed = sum(map(is_disturbed, records))
+    required = [record for record in records if record["kind"] == "required" and "error" not in record]
+    disturbed = [
+        row_label(record["case"], chosen)
+        for record in required
+        for way, passes in record["ratio"].items()
+        for chosen in passes
+        if is_disturbed(record, way, chosen)
+    ]
     if disturbed:
         sentences.append(
-            f"{disturbed} of {len(records)} rows were disturbed, with medians above {DISTURBED:g} times the fastest "
-            "call, and are not judged: measure them again when nothing else runs."
+            f"Something disturbed {', '.join(dict.fromkeys(disturbed))}: a median is above {DISTURBED:g} times the "
+            "fastest call. It is not judged: measure it again when nothing else runs."
         )
-    memory = [record for record in records if record["kind"] == "required" and "memory_ratio" in record]
+    memory = [(ratio, record, one) for record in required for one, ratio in record.get("memory_ratio", {}).items()]
     if memory:
-        most = max(memory, key=lambda record: record["memory_ratio"])
-        within = sum(record["memory_ratio"] <= MEMORY for record in memory)
+        most, where, precision = max(memory, key=lambda one: one[0])
+        within = sum(ratio <= MEMORY for ratio, *_ in memory)
         sentences.append(
-            f"A training step takes at most {MEMORY:g} times nn.LSTM's memory in {within} of {len(memory)} rows; "
-            f"the most is {most['memory_ratio']:.2f} (case {_case(most)}, {most['scorer']}, {most['precision']})."
+            f"A training step takes at most {MEMORY:g} times torch.nn's memory in {within} of {len(memory)} "
+            f"measurements; the most is {most:.2f} (case {where['case']}, {precision})."
         )
     return sentences
 
@@ -166,27 +243,50 @@ def summary(records: Sequence[Record]) -> list[str]:
 # Cells
 
 
-def _case(record: Record) -> str:
-    return case_label(record["case"], record["steps"], record["hidden_size"])
+def row_label(case: str, chosen: str) -> str:
+    """The name of a line of the table."""
+    return case if chosen == BOTH or case.startswith("stream") else f"{case}, {chosen}"
 
 
-def cells(record: Record) -> list[str]:
-    """A record as a row below HEADER."""
-    start = [_case(record), memory_of(record), record["precision"], record.get("backend", NONE)]
-    target = NONE if record["target"] is None else f"{record['target']:g}"
+def _label(record: Record, chosen: str) -> str:
+    label = row_label(record["case"], chosen)
+    return label if record["kind"] == "required" else f"{label}, {memory_of(record)} {record['precisions'][0]}"
+
+
+def lines(record: Record, *, judged: bool = False) -> list[list[str]]:
+    """A record as lines below HEADER, one for each pass, or for each that has a target."""
+    sizes = [str(record[name]) for name in ("hidden_size", "batch_size", "steps")]
     if "error" in record:
-        return [*start, "failed", *[NONE] * (len(HEADER) - 7), target, NONE]
-    memory = record.get("memory_ratio")
-    forward = record["ratio"].get("eager", {}).get(FORWARD)
+        return [[_label(record, BOTH), *sizes, "failed", *[NONE] * (len(HEADER) - 5)]]
+    memory = ", ".join(f"{ratio:.2f}" for ratio in record.get("memory_ratio", {}).values()) or NONE
+    wanted = record["targets" if judged else "ratio"]
+    passes = dict.fromkeys(one for way in wanted for one in wanted[way] if one in record["ratio"].get(way, {}))
     return [
-        *start,
-        *_times(record, "eager"),
-        *_times(record, "graph"),
-        NONE if forward is None else f"{forward:.2f}",
-        NONE if memory is None else f"{memory:.2f}",
-        target,
-        verdict(record),
+        [
+            _label(record, chosen),
+            *sizes,
+            *_times(record, chosen),
+            *(_ratio(record, way, chosen) for way in WAYS),
+            memory if chosen == BOTH else NONE,
+        ]
+        for chosen in passes
     ]
+
+
+def _times(record: Record, chosen: str) -> list[str]:
+    way = "eager" if chosen in record["ratio"].get("eager", {}) else "graph"
+    return [show_time(fastest(record, way, chosen, side)["median"]) for side in ("ours", "torch.nn")]
+
+
+def _ratio(record: Record, way: str, chosen: str) -> str:
+    """A ratio, and how it compares with its target where it has one."""
+    ratio = record["ratio"].get(way, {}).get(chosen)
+    target = record["targets"].get(way, {}).get(chosen)
+    if ratio is None:
+        return NONE
+    if is_disturbed(record, way, chosen):
+        return f"{ratio:.2f} disturbed"
+    return f"{ratio:.2f}" if target is None else f"{ratio:.2f} {'≤' if ratio <= target else '>'} {target:g}"
 
 
 def memory_of(record: Record) -> str:
@@ -195,98 +295,54 @@ def memory_of(record: Record) -> str:
     return record["scorer"] if incorporate == "add" else f"{record['scorer']}, {incorporate}"
 
 
-def _times(record: Record, way: str) -> list[str]:
-    if BOTH not in record["ratio"].get(way, {}):
-        return [NONE] * 3
-    ours = record["milliseconds"]["ours"][way][BOTH]["median"]
-    return [show_time(ours), show_time(torch_milliseconds(record, way, BOTH)), f"{record['ratio'][way][BOTH]:.2f}"]
-
-
-def torch_milliseconds(record: Record, way: str, chosen: str) -> float:
-    """The fastest that nn.LSTM was in a record."""
-    milliseconds = record["milliseconds"]
-    return min(
-        milliseconds[name][way][chosen]["median"]
-        for name in (TORCH, TORCH_AUTOCAST)
-        if chosen in milliseconds.get(name, {}).get(way, {})
-    )
-
-
-def verdict(record: Record) -> str:
-    ways = met(record)
-    if not ways:
-        return "disturbed" if is_disturbed(record) and record["target"] is not None else NONE
-    if len(set(ways.values())) == 1:
-        return "yes" if all(ways.values()) else "no"
-    return f"{next(way for way, is_met in ways.items() if is_met)} only"
-
-
 def show_time(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
 def line(record: Record) -> str:
     """A record in one line."""
-    sizes = f"n={record['hidden_size']} T={record['steps']}"
-    label = f"{record['case']}  {sizes}  {memory_of(record)} {record['precision']}"
-    if record["beside"] is not None:
-        label += f", {record['beside']}"
+    label = f"{record['case']}  n={record['hidden_size']} B={record['batch_size']} T={record['steps']}"
+    if record["kind"] != "required":
+        label += f"  {memory_of(record)} {record['precisions'][0]}"
+        label += f", {record['beside']}" if record.get("beside") else ""
     if "error" in record:
         return f"{label}: failed: {record['error']}"
     parts: list[str] = []
-    for way, ratio in record["ratio"].items():
-        if BOTH in ratio:
-            ours, torchs, ratio_shown = _times(record, way)
-            parts.append(f"{way} {ours} ms / nn.LSTM {torchs} ms = {ratio_shown}")
+    for way, passes in record["ratio"].items():
+        for chosen in passes:
+            mine, other = (show_time(fastest(record, way, chosen, side)["median"]) for side in ("ours", "torch.nn"))
+            parts.append(f"{chosen} {way} {mine} / {other} ms = {_ratio(record, way, chosen)}")
     if record["kind"] == "context":
-        beside = record["milliseconds"][record["beside"]]["eager"][BOTH]["median"]
-        parts.append(f"{record['beside']} {show_time(beside)} ms, {record['speedup'][BOTH]:.1f} times slower than ours")
-    if record["target"] is not None:
-        bound = "at least" if record["kind"] == "context" else "at most"
-        parts.append(f"target {bound} {record['target']:g}: {verdict(record)}")
+        beside, _, times = speedup(record)
+        parts.append(f"{record['beside']} {show_time(beside)} ms, {times:.1f} times slower than ours")
     return f"{label}: {'; '.join(parts)}"
 
 
 def table(records: Sequence[Record]) -> Table:
-    """The records but for the context, for a terminal; a column that would be empty is left out."""
-    header = "case|scorer|precision|ours / nn.LSTM, ms|from a graph, ms|forward|memory|target|met".split("|")
-    rows: list[list[str]] = []
-    for record in records:
-        if record["kind"] == "context":
-            continue
-        case, scorer, precision, _, *rest = cells(record)
-        if record["case"] in SWEPT:
-            entry, symbol = SWEPT[record["case"]]
-            case = f"{symbol}={record[entry]}"
-        rows.append([case, scorer, precision, _compact(rest[:3]), _compact(rest[3:6]), *rest[6:]])
-    shown = [place for place in range(len(header)) if place < 4 or any(row[place] != NONE for row in rows)]
-    made = Table(title="forward and backward: ours / torch.nn.LSTM with full backpropagation = ratio")
+    """The required records, for a terminal; a column that would be empty is left out."""
+    rows = [one for record in records if record["kind"] == "required" for one in lines(record)]
+    shown = [place for place in range(len(HEADER)) if place < 7 or any(row[place] != NONE for row in rows)]
+    made = Table(title="this layer / torch.nn's with full backpropagation = ratio, and its target")
     for place in shown:
-        made.add_column(header[place], justify="left" if place < 3 else "right", no_wrap=True)
+        made.add_column(HEADER[place], justify="left" if place == 0 else "right", no_wrap=True)
     for row in rows:
         made.add_row(*(row[place] for place in shown))
     return made
 
 
-def _compact(times: Sequence[str]) -> str:
-    ours, torchs, ratio = times
-    return ours if torchs == NONE else f"{ours} / {torchs} = {ratio}"
+# Sweeps
 
 
-def swept_records(records: Sequence[Record], case: str) -> list[Record]:
-    """The records of a sweep."""
-    return [record for record in records if record["case"] == case and "error" not in record]
+def swept_records(records: Sequence[Record], axis: str) -> list[Record]:
+    """The records along an axis of SWEPT: those of the table's cases, or else of a sweep of the first version."""
+    whole = [record for record in records if "error" not in record]
+    found = [record for record in whole if record["kind"] == "required" and record["case"] in SWEPT[axis][2]]
+    found = [record for record in found if BOTH in record["ratio"].get("eager", {})]
+    if len({record[SWEPT[axis][0]] for record in found}) > 1:
+        return found
+    return [record for record in whole if record["kind"] == "sweep" and record["case"] == axis]
 
 
 def common_way(records: Sequence[Record]) -> str:
     """The way of calling that is closest to the device's own time and that all records have."""
-    return "graph" if all({BOTH, FORWARD} <= record["ratio"].get("graph", {}).keys() for record in records) else "eager"
-
-
-def microseconds_a_step(record: Record, way: str, chosen: str, of: str = "ours") -> float:
-    """Time of a pass over its number of steps."""
-    if of == "nn.LSTM":
-        milliseconds = torch_milliseconds(record, way, chosen)
-    else:
-        milliseconds = record["milliseconds"][of][way][chosen]["median"]
-    return milliseconds * 1e3 / record["steps"]
+    return "graph" if all(BOTH in record["ratio"].get("graph", {}) for record in records) else "eager"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sab.errors import UserValueError, check_int
-from sab.lab.models import ModelConfig, SequenceModel
+from sab.lab.models import ModelConfig, SequenceModel, State
 from sab.lab.tasks import CharacterTask, Split, StoredTask, Task
 from sab.lab.training import distributed
 from sab.lab.training.config import TrainConfig
-from sab.state import SABState
 
 LONGEST = 5000
 """How many steps a sequence may have that a figure or the report page is made from."""
@@ -64,14 +64,15 @@ def evaluate_fully(
     streams: int | None = None,
     memory: int | None = None,
 ) -> dict[str, float]:
-    """The metrics of `evaluate`, over the whole split where it is finite; for a text also `carried_bits`."""
+    """The metrics of `evaluate`, over the whole split where it is finite; for a text also `carried_bits`, where the
+    model can stream."""
     for option, value in (("streams", streams), ("memory", memory)):
         if value is not None and not isinstance(task, CharacterTask):
             raise UserValueError(
                 f"{option} must be None for task {task.name}, which is no text; got {value!r}.", option
             )
     found = evaluate(model, task, replace(config, eval_batches=None) if isinstance(task, StoredTask) else config, split)
-    if isinstance(task, CharacterTask):
+    if isinstance(task, CharacterTask) and model.can_stream:
         characters = task.characters(split)
         count = min(config.batch_size, len(characters) - 1) if streams is None else streams
         bits = carried_bits(model, task, config, characters, count, memory)
@@ -103,7 +104,7 @@ def carried_bits(
     edge = said // streams * streams
     seen, to_say = (text[:edge].view(streams, -1).t() for text in (characters, characters[1:]))
     with _evaluating(model):
-        found, state = _read_on(model, task, config, seen, to_say, None, memory)
+        found, state = _read_on(model, task, config, seen, to_say, model.first_state(), memory)
         if edge < said:  # the last stream continues to the end
             state = state.select([streams - 1])
             rest = characters[edge:].unsqueeze(1)
@@ -111,12 +112,13 @@ def carried_bits(
     return sum(size * bits.item() for size, bits in found) / said
 
 
-def remember(model: SequenceModel, task: CharacterTask, state: SABState, memory: int | None) -> SABState:
+def remember(model: SequenceModel, task: CharacterTask, state: State, memory: int | None) -> Any:
     """The state with its latest `memory` microstates or, if None, as many as a sequence has in training.
 
     Among far more microstates than in training some would score higher than any did there.
     """
-    return state.recent(task.steps // model.config.memory.k_att if memory is None else memory)
+    k_att = 1 if model.is_rival else model.config.memory.k_att
+    return state.recent(task.steps // k_att if memory is None else memory)
 
 
 def _read_on(
@@ -125,17 +127,17 @@ def _read_on(
     config: TrainConfig,
     inputs: Tensor,
     targets: Tensor,
-    state: SABState | None,
+    state: State | None,
     memory: int | None,
-) -> tuple[list[tuple[int, Tensor]], SABState]:
+) -> tuple[list[tuple[int, Tensor]], State]:
     """The size and the bits per character of each piece of parallel texts, and the final state."""
     device = next(model.parameters()).device
     found: list[tuple[int, Tensor]] = []
     piece = max(task.steps // 4, 1)
     for start in range(0, len(inputs), piece):
         seen, said = (text[start : start + piece].to(device).long() for text in (inputs, targets))
-        outputs, state = predict_on(model, seen, state, config)
-        state = remember(model, task, state, memory)
+        outputs, end = predict_on(model, seen, state, config)
+        state = remember(model, task, end, memory)
         found.append((said.numel(), task.metrics(outputs, said)["bits_per_character"]))
     assert state is not None  # there is at least one character
     return found, state
@@ -173,8 +175,8 @@ def predict(model: nn.Module, inputs: Tensor, config: TrainConfig, kept: Tensor 
 
 
 def predict_on(
-    model: nn.Module, inputs: Tensor, state: SABState | None, config: TrainConfig, kept: Tensor | None = None
-) -> tuple[Tensor, SABState]:
+    model: nn.Module, inputs: Tensor, state: State | None, config: TrainConfig, kept: Tensor | None = None
+) -> tuple[Tensor, Any]:
     """The same for a sequence that continues from a state, and the final state."""
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
         outputs, end = model(inputs, state, kept=kept)

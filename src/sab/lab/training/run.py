@@ -168,7 +168,8 @@ class RunConfig:
 
     def default_out_of_seeds(self) -> Path:
         """The default folder for the runs of several seeds."""
-        return Path("runs") / f"{self.task.label}-{self.model.method}-{self.model.cell}{self.model.hidden_size}"
+        cell = self.model.cell if self.model.has_cell else ""
+        return Path("runs") / f"{self.task.label}-{self.model.method}-{cell}{self.model.hidden_size}"
 
 
 @dataclass(frozen=True)

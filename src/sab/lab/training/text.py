@@ -14,7 +14,6 @@ from sab.lab.models import SequenceModel
 from sab.lab.tasks import CharacterTask, Task
 from sab.lab.training.config import TrainConfig
 from sab.lab.training.evaluation import carried_bits, mean_metrics, predict_on, remember
-from sab.state import SABState
 
 LARGEST_FILE = 2**27
 """How many bytes a user's file may have, unpacked; to read it takes some 10 times as many."""
@@ -63,7 +62,7 @@ def _sampled(
 ) -> Iterator[str]:
     device = next(model.parameters()).device
     model.eval()
-    state: SABState | None = None
+    state = model.first_state()
     for _ in range(length):
         with torch.no_grad():  # not around the loop: the caller's code runs between two characters
             outputs, state = predict_on(model, given.long().to(device).unsqueeze(1), state, config)

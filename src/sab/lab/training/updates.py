@@ -21,7 +21,7 @@ from sab.lab.training.batches import Batches, kept_units
 from sab.lab.training.checkpoint import TrainingState
 from sab.lab.training.config import TrainConfig
 from sab.lab.training.evaluation import predict
-from sab.lab.training.graph import Capture, Graphs
+from sab.lab.training.graph import Capture, CudaCapture, Graphs
 from sab.lab.training.run import RunConfig
 
 SECONDS_UNREAD = 0.1
@@ -226,6 +226,21 @@ class DeviceUpdates(Updates):
             self._stream.synchronize()
         if isinstance(self._update, Graphs):
             self._update.clear()
+
+
+def build_updates(
+    config: RunConfig,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    stream: torch.cuda.Stream | None,
+) -> Updates:
+    """The updates of a run: on a GPU, which is where there is a stream, as CUDA graphs if that is asked for."""
+    if stream is None:
+        return HostUpdates(config, model, optimizer, state)
+    is_captured = config.training.cuda_graph and distributed.count() == 1
+    capture = CudaCapture(stream) if is_captured else None
+    return DeviceUpdates(config, model, optimizer, state, stream, capture)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -51,15 +54,23 @@ def unsupported(
 
 
 @torch_private.constant_result
-def _missing(cell: str, scorer: str | None, *others: str | None) -> str | None:
+def _missing(*names: str | None) -> str | None:
     """Why there are no kernels with these parts, or None where there are."""
-    missing = registry.first_missing((cell, scorer, *others), _provides)
+    kinds = zip(registry.PARTS.values(), names, strict=True)
+    return _missing_of(names, tuple(None if name is None else parts[name] for parts, name in kinds))
+
+
+@lru_cache(maxsize=256)
+def _missing_of(names: tuple[str | None, ...], parts: tuple[Any, ...]) -> str | None:
+    """The same; it is asked at each call, and a part may be registered anew under its name."""
+    missing = registry.first_missing(names, _provides)
     if missing is not None:
         return missing
-    gates = registry.CELLS[cell].gates
+    cell, scorer, *_ = names
+    gates = parts[0].gates
     if gates > MOST_GATES:
         return f"it takes cells of at most {MOST_GATES} gates, and {cell!r} has {gates}"
-    return None if scorer is None else unfit(registry.SCORERS[scorer])
+    return None if scorer is None else unfit(parts[1])
 
 
 def _provides(kind: str, name: str) -> bool:

@@ -5,36 +5,101 @@ Triton looks at each argument for that, which for kernels with as many as ours t
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import knobs
 
+logger = logging.getLogger("sab")
+
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, which takes tensors on the CPU."""
+PATIENCE = 2.0
+"""Seconds after which a compilation that still goes on is told."""
 
-_compiled: dict[tuple[Any, ...], Any] = {}
+
+class Constants:
+    """What a kernel is compiled for besides the types of its arguments. It is known by its identity: whoever launches
+    makes one for each configuration, once."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
 
 
-def launch(kernel: Any, programs: int, tensors: list[Tensor], sizes: list[int], constants: dict[str, Any]) -> None:
-    """Launch a kernel whose parameters are tensors, then sizes that it is not specialised on, then constants."""
+_compiled: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+"""The kernels that ran, and their last arguments: the constants that are parameters, in the kernel's order."""
+_made: list[float] = []
+"""Seconds of each first launch in this process."""
+
+
+def launch(
+    kernel: Any, programs: int, tensors: Sequence[Tensor | None], sizes: Sequence[int], constants: Constants
+) -> None:
+    """Launch a kernel whose parameters are tensors, then sizes that it is not specialised on, then constants.
+
+    The first tensor is there; None for another one is a constant.
+    """
+    assert tensors[0] is not None
     index = tensors[0].device.index
     if index is not None and index != torch.cuda.current_device():
         with torch.cuda.device(index):  # Triton launches on the current device, wherever the tensors are
             return launch(kernel, programs, tensors, sizes, constants)
-    for tensor in tensors:
-        if tensor.data_ptr() % 16 != 0:  # compiled otherwise; only a parameter that is part of another lies so
-            kernel[(programs,)](*tensors, *sizes, **constants)
-            return None
-    key = (kernel, index, *constants.values(), *[tensor.dtype for tensor in tensors])
-    compiled = _compiled.get(key)
-    if compiled is None:
-        _compiled[key] = kernel[(programs,)](*tensors, *sizes, **constants)
+    # As numbers, which Triton takes as they are: a tensor it asks again where it is, and the driver whose it is.
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    bits = 0
+    for pointer in pointers:
+        bits |= pointer or 0
+    if INTERPRETED or bits % 16 != 0:  # compiled otherwise; only a parameter that is part of another lies so
+        kernel[(programs,)](*tensors, *sizes, **constants.values)
         return None
-    compiled[(programs, 1, 1)](*tensors, *sizes, *[constants[name] for name in _names(kernel, tensors, sizes)])
+    key = (kernel, index, constants, *[None if tensor is None else tensor.dtype for tensor in tensors])
+    known = _compiled.get(key)
+    if known is None:
+        with told_when_slow():
+            compiled = kernel[(programs,)](*tensors, *sizes, **constants.values)
+        names = kernel.arg_names[len(tensors) + len(sizes) :]
+        _compiled[key] = compiled, [constants.values[name] for name in names]
+        return None
+    compiled, last = known
+    compiled[(programs, 1, 1)](*pointers, *sizes, *last)
     return None
 
 
-def _names(kernel: Any, tensors: list[Tensor], sizes: list[int]) -> list[str]:
-    return kernel.arg_names[len(tensors) + len(sizes) :]
+@contextlib.contextmanager
+def told_when_slow() -> Iterator[None]:
+    """Says what is going on where a first launch takes long, since Triton compiles without a word."""
+
+    def tell() -> None:
+        logger.warning(
+            "compiling the GPU kernels of a SAB layer, once on this machine for each configuration; "
+            "`sab warm-up` does it ahead"
+        )
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    seconds = time.perf_counter() - started
+    _made.append(seconds)
+    if seconds > PATIENCE:
+        logger.info("compiled a GPU kernel in %.1f s", seconds)
+
+
+def first_launches() -> list[float]:
+    """Seconds of each first launch of a kernel in this process, with its compilation where no cache had it."""
+    return list(_made)
+
+
+def cache_folder() -> str:
+    """Where Triton keeps what it has compiled."""
+    return knobs.cache.dir

@@ -12,7 +12,7 @@ Weights that do not fit (`RESIDENT` false) are read anew each step and multiplie
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,7 @@ from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work
 from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, contiguous
 from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
-from sab.ops.triton.launch import INTERPRETED, launch
+from sab.ops.triton.launch import INTERPRETED, Constants, launch
 from sab.ops.triton.small_backward import backward_kernel
 from sab.ops.triton.small_forward import forward_kernel
 
@@ -35,7 +35,7 @@ LARGEST_SHARED = 160 << 10
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     """The matrices one after another, in 16 bits where they are resident; None where W_hh alone will do as it is."""
-    constants = _constants(plan, parts_of(plan.cell, plan.config), compute)
+    constants = _holds(plan, parts_of(plan.cell, plan.config), compute).constants()
     matrices = [weights.w_hh]
     if plan.config.k_top > 0 and weights.w_memory is not None and weights.w_query is not None and not plan.is_affine:
         matrices += [weights.w_memory, weights.w_query]
@@ -55,14 +55,11 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     if plan.config.k_top > 0 and buffers.lengths is not None:
         blank(plan, buffers)
     parts = parts_of(plan.cell, plan.config)
-    constants, w_held, w_all = _held(plan, parts, weights, buffers)
+    held, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
     w = weights
     rates = turn_rates_of(plan, any_tensor.device)
     vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate, rates)
-    few = plan.config.k_top <= 32
-    is_packed = constants["RESIDENT"]
-    fits = few and plan.key_size == 128 and buffers.gates.dtype == torch.bfloat16
     launch(
         forward_kernel,
         plan.batch,
@@ -73,16 +70,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
             *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
         ],
         [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
-        constants
-        | forward_constants(parts)
-        | {
-            "KC": 32 if few else 64,
-            "PACKED": is_packed,
-            "BY_PRODUCTS": is_packed and fits and parts.is_product,
-            "HAS_LENGTHS": buffers.lengths is not None,
-            "HAS_BIAS": w.b_hh is not None,
-            "HAS_SCORER_BIAS": w.scorer_bias is not None,
-        },
+        _forward_launch(held, buffers.lengths is not None, w.b_hh is not None, w.scorer_bias is not None),
     )
 
 
@@ -91,8 +79,9 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     if plan.config.k_top > 0 and buffers.lengths is not None:
         blank_work(work, sums=False)
     parts = parts_of(plan.cell, plan.config)
-    constants, w_held, w_all = _held(plan, parts, weights, buffers)
+    held, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
+    given = [gradient is not None for gradient in (work.dcells, work.dsummary, work.dweights)]
     vectors = (weights.w_memory, weights.w_query, weights.v, turn_rates_of(plan, any_tensor.device))
     launch(
         backward_kernel,
@@ -105,37 +94,82 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
             *[any_tensor if gradient is None else gradient for gradient in work.common],
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
-        constants
-        | backward_constants(parts)
-        | {
-            "HAS_LENGTHS": buffers.lengths is not None,
-            "HAS_DCELLS": work.dcells is not None,
-            "HAS_DSUMMARY": work.dsummary is not None,
-            "HAS_DWEIGHTS": work.dweights is not None,
-            # Scaling half precision takes some registers itself.
-            "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
-        },
+        _backward_launch(held, buffers.lengths is not None, *given),
     )
 
 
-def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[dict[str, Any], Tensor, Tensor]:
+class Held(NamedTuple):
+    """What both kernels are compiled for: of the configuration, its sizes and its precision."""
+
+    parts: Parts
+    k_top: int
+    n: int
+    key_size: int
+    compute: torch.dtype
+    tf32: bool
+
+    def constants(self) -> dict[str, Any]:
+        """As the kernels have it."""
+        return constants_of(*self)
+
+
+def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[Held, Tensor, Tensor]:
     """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
     flat = buffers.packed
     if flat is None:
         flat = contiguous(weights.w_hh)
-    constants = _constants(plan, parts, buffers.gates.dtype)
-    if constants["RESIDENT"] and flat.itemsize != 2:  # TF32 was forbidden when they were packed
-        constants = _constants(plan, parts, buffers.gates.dtype, tf32=False)
-    return constants, flat.view(torch.int16) if constants["RESIDENT"] else flat, flat
+    compute = buffers.gates.dtype
+    is_half = flat.itemsize == 2  # in float32 with TF32 alone, and as it was when they were packed
+    held = _holds(plan, parts, compute, tf32=True if is_half else None)
+    if not is_half and held.constants()["RESIDENT"]:
+        held = _holds(plan, parts, compute, tf32=False)
+    return held, flat.view(torch.int16) if held.constants()["RESIDENT"] else flat, flat
 
 
 def _sizes(plan: Plan) -> tuple[int, ...]:
     return plan.steps, plan.batch, plan.first_slots, plan.slots, plan.seen, plan.config.k_att
 
 
-def _constants(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = None) -> dict[str, Any]:
+def _holds(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = None) -> Held:
     tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
-    return constants_of(parts, plan.config.k_top, plan.n, plan.key_size, compute, tf32)
+    return Held(parts, plan.config.k_top, plan.n, plan.key_size, compute, tf32)
+
+
+@lru_cache(maxsize=256)
+def _forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bias: bool) -> Constants:
+    constants, few = held.constants(), held.k_top <= 32
+    fits = few and held.key_size == 128 and held.compute == torch.bfloat16
+    return Constants(
+        constants
+        | forward_constants(held.parts)
+        | {
+            "KC": 32 if few else 64,
+            "PACKED": constants["RESIDENT"],
+            "BY_PRODUCTS": constants["RESIDENT"] and fits and held.parts.is_product,
+            "HAS_LENGTHS": has_lengths,
+            "HAS_BIAS": has_bias,
+            "HAS_SCORER_BIAS": has_scorer_bias,
+        }
+    )
+
+
+@lru_cache(maxsize=256)
+def _backward_launch(
+    held: Held, has_lengths: bool, has_dcells: bool, has_dsummary: bool, has_dweights: bool
+) -> Constants:
+    constants = held.constants()
+    return Constants(
+        constants
+        | backward_constants(held.parts)
+        | {
+            "HAS_LENGTHS": has_lengths,
+            "HAS_DCELLS": has_dcells,
+            "HAS_DSUMMARY": has_dsummary,
+            "HAS_DWEIGHTS": has_dweights,
+            # Scaling half precision takes some registers itself.
+            "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
+        }
+    )
 
 
 @lru_cache(maxsize=256)
