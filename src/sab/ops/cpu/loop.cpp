@@ -20,6 +20,7 @@
 #endif
 
 #include "cells.h"
+#include "forgetting.h"
 #include "functions.h"
 #include "incorporations.h"
 #include "products.h"
@@ -37,6 +38,9 @@ struct Arguments {
     int64_t threads, shared;
     // For a step of a stream: entries of an input; whether weights are as they are and not packed.
     int64_t input_size, unpacked;
+    // Of a bounded macrostate: its bound, or 0, the rule of forgetting, how many microstates a row of `live` has room
+    // for, and how many there are before the first step.
+    int64_t max_memory, forget, places, remembered;
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
@@ -60,6 +64,9 @@ struct Arguments {
     const void *x, *w_x, *b_x;
     void *microstates;
     int64_t *numbers;
+    // Of a bounded macrostate, [row, places]: the slots of what it holds, oldest first, and counts of reads, or null.
+    int32_t *live;
+    int64_t *reads;
 };
 
 // Whether the library has the parts that the arguments name.
@@ -128,6 +135,10 @@ template <typename T> class Pass {
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
+        if (a.max_memory > 0 && a.microstates == nullptr)  // a stream comes with its own
+            for (int64_t row = first; row < first + rows; row++)
+                for (int64_t i = 0; i < a.places; i++)
+                    a.live[row * a.places + i] = i < a.first_slots ? static_cast<int32_t>(i) : -1;
         // If the query cancels, keys alone decide what a step selects, so each row's selection is kept up to date.
         std::vector<T> best_keys(query_cancels ? rows * a.k_top : 0);
         std::vector<int32_t> best_slots(best_keys.size());
@@ -135,8 +146,11 @@ template <typename T> class Pass {
         if (query_cancels)
             for (int64_t row = 0; row < rows; row++) {
                 best.push_back({a.k_top, &best_keys[row * a.k_top], &best_slots[row * a.k_top]});
-                for (int64_t slot = 0; slot < a.first_slots; slot++)
+                const Remembered held = remembered(first + row, used_at(0));
+                for (int64_t i = 0; i < used_at(0); i++) {
+                    int64_t slot = a.max_memory > 0 ? held.slots[i] : i;
                     best[row].insert(*key(a.keys, first + row, slot), slot);
+                }
             }
         if (sketches_keys()) {
             selector.sketch(rows, d);
@@ -147,7 +161,7 @@ template <typename T> class Pass {
         for (int64_t t = 0; t < a.steps; t++) {
             product(gate_size, n, entering(t), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
-            int64_t used = schedule.slots_at(t);
+            int64_t slot = schedule.slots_at(t), used = used_at(t);
             T *h_new = hidden(a.store, t, first);
             if (used == 0) {
                 memcpy(h_new, at(a.h_hat, t, first, n), rows * n * sizeof(T));
@@ -160,15 +174,18 @@ template <typename T> class Pass {
             for (int64_t row = 0; row < rows; row++)
                 if (ended(t, first + row)) memset(h_new + row * n, 0, n * sizeof(T));
             if (schedule.keeps(t)) {
-                keep_forward(t, used);
+                keep_forward(t, slot);
                 if (a.microstates != nullptr)
                     for (int64_t row = 0; row < rows; row++) {
-                        memcpy(const_cast<T *>(microstate(first + row, used)), h_new + row * n, n * sizeof(T));
-                        a.numbers[(first + row) * a.slots + used] = schedule.number(t);
+                        memcpy(const_cast<T *>(microstate(first + row, slot)), h_new + row * n, n * sizeof(T));
+                        a.numbers[(first + row) * a.slots + slot] = schedule.number(t);
                     }
-                if (query_cancels)
-                    for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, used), used);
-                for (int64_t row = 0; row < rows; row++) selector.add(row, used, key(a.keys, first + row, used));
+                if (a.max_memory > 0)
+                    for (int64_t row = 0; row < rows; row++)
+                        remember(t, first + row, slot, used, query_cancels ? &best[row] : nullptr);
+                else if (query_cancels)
+                    for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, slot), slot);
+                for (int64_t row = 0; row < rows; row++) selector.add(row, slot, key(a.keys, first + row, slot));
             }
         }
     }
@@ -182,8 +199,8 @@ template <typename T> class Pass {
             for (int64_t j = 0; j < rows * n; j++) dh[j] = arriving[j] + chain[j];
             for (int64_t row = 0; row < rows; row++)
                 if (ended(t, first + row)) memset(dh + row * n, 0, n * sizeof(T));
-            int64_t used = schedule.slots_at(t);
-            if (schedule.keeps(t)) keep_backward(t, used, dh);
+            int64_t used = used_at(t);
+            if (schedule.keeps(t)) keep_backward(t, schedule.slots_at(t), dh);
             if (used == 0) {
                 memcpy(dh_hat, dh, rows * n * sizeof(T));
             } else {
@@ -223,6 +240,26 @@ template <typename T> class Pass {
         if (a.microstates == nullptr) return at(a.store, schedule.microstate(slot), row, n);
         return static_cast<T *>(a.microstates) + (row * a.slots + slot) * n;
     }
+    // How many microstates there are when step t reads.
+    int64_t used_at(int64_t t) const {
+        int64_t slots = schedule.slots_at(t);
+        return a.max_memory == 0 ? slots : std::min(a.max_memory, slots - a.first_slots + a.remembered);
+    }
+    // What a row of a bounded macrostate holds when there are `used` microstates.
+    Remembered remembered(int64_t row, int64_t used) const {
+        return {a.live + row * a.places, a.reads == nullptr ? nullptr : a.reads + row * a.places, used, a.max_memory};
+    }
+    // Adds what step t keeps to a bounded macrostate; `best` as for `read_forward`.
+    void remember(int64_t t, int64_t row, int64_t slot, int64_t used, Best<T> *best) const {
+        if (ended(t, row)) return;
+        Remembered held = remembered(row, used);
+        int64_t lost = held.keep(slot, schedule.number(t), a.forget);
+        if (best == nullptr || lost == slot) return;
+        if (std::find(best->slots, best->slots + best->found, lost) == best->slots + best->found)
+            return best->insert(*key(a.keys, row, slot), slot);
+        best->found = 0;
+        for (int64_t i = 0; i < used; i++) best->insert(*key(a.keys, row, held.slots[i]), held.slots[i]);
+    }
     // Of a scorer that normalises: 1 / the length of W_m m, and what the terms of a score are multiplied with.
     T &key_scale(int64_t row, int64_t slot) const { return static_cast<T *>(a.key_scale)[row * a.slots + slot]; }
     T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *at(a.query_scale, t, row, 1); }
@@ -235,7 +272,7 @@ template <typename T> class Pass {
     }
     // Whether rough scores are worth their making: not in a call of few steps, which would make those of an old memory.
     bool sketches_keys() const {
-        if (a.k_top == 0 || a.dense || schedule.slots_at(a.steps) < Sketch<T>::FEWEST || a.steps < 8) return false;
+        if (a.k_top == 0 || a.max_memory > 0 || a.dense || schedule.slots_at(a.steps) < Sketch<T>::FEWEST || a.steps < 8) return false;
         return visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (scorer.query_cancels)
                 return false;
@@ -382,32 +419,39 @@ template <typename T> class Pass {
         int64_t k = std::min(a.k_top, used);
         int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n), *scores = selector.scores.data();
+        const Remembered held = remembered(row, used);
+        auto slot_of = [&](int64_t i) { return a.max_memory > 0 ? int64_t(held.slots[i]) : i; };
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (scorer.query_cancels) {
                 T query = scorer.project(weight(a.w_query), at(a.h_hat, t, row, n), n);
                 if (a.dense)
-                    for (int64_t slot = 0; slot < used; slot++) scores[slot] = *key(a.keys, row, slot) + query;
+                    for (int64_t i = 0; i < used; i++) scores[i] = *key(a.keys, row, slot_of(i)) + query;
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
                 const T *query = at(a.query, t, row, d), *v = weight(a.v);
                 if constexpr (scorer.normalises) scaled_query(t, row), query = scratch.data();
                 Best<T> found{a.k_top, weights, selected};
                 if constexpr (scorer.is_product) {
-                    selector.select_by_product(row - first, key(a.keys, row, 0), query, used, d, found, a.dense);
+                    if (a.max_memory > 0)
+                        held.multiply(key(a.keys, row, 0), query, d, scores), selector.select(used, found, a.dense);
+                    else
+                        selector.select_by_product(row - first, key(a.keys, row, 0), query, used, d, found, a.dense);
                 } else {
-                    for (int64_t slot = 0; slot < used; slot++)
-                        scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
+                    for (int64_t i = 0; i < used; i++) scores[i] = scorer.score(key(a.keys, row, slot_of(i)), query, v, d);
                     selector.select(used, found, a.dense);
                 }
+                for (int64_t i = 0; i < k; i++) selected[i] = static_cast<int32_t>(slot_of(selected[i]));
                 if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
             }
         });
+        if (a.max_memory > 0)
+            for (int64_t i = 0; i < k; i++) held.count(selected[i]);
         Weighed<T> s{weights, k, a.dense ? scores : nullptr, used, at(a.norms, t, row, 1)};
         visit(Weightings{}, a.weighting, [&](auto weighting) { weighting.forward(s); });
         memset(summary, 0, n * sizeof(T));
         if (a.dense)
-            for (int64_t slot = 0; slot < used; slot++)
-                add_scaled(summary, scores[slot], microstate(row, slot), n);
+            for (int64_t i = 0; i < used; i++)
+                add_scaled(summary, scores[i], microstate(row, slot_of(i)), n);
         else
             for (int64_t i = 0; i < k; i++)
                 add_scaled(summary, weights[i], microstate(row, selected[i]), n);
@@ -570,10 +614,12 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
 
 // What changes from step to step of a stream.
 struct Step {
-    int64_t batch, slots, capacity, seen, threads;
+    int64_t batch, slots, capacity, seen, threads, remembered;
     const void *x, *h, *c;
     void *h_new, *c_new, *microstates, *keys;
     int64_t *numbers;
+    int32_t *live;
+    int64_t *reads;
 };
 
 // One step of a stream: a pass of one step without a backward, with buffers of its own, after which the memory has the
@@ -590,6 +636,7 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     a.threads = a.shared ? s.threads : std::min(s.threads, s.batch);
     a.k_top = std::min(a.k_top, s.slots + 1);  // there are never more; one at least, without which there is no memory
     a.x = s.x, a.microstates = s.microstates, a.keys = s.keys, a.numbers = s.numbers;
+    a.places = a.max_memory, a.remembered = s.remembered, a.live = s.live, a.reads = s.reads;
     int64_t n = a.n, gate_size = n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; });
     int64_t state_size = s.batch * n;
     static thread_local std::vector<T> buffers;
