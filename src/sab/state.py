@@ -309,7 +309,9 @@ class SABState:
         # The batch is counted from the end, since a cell's state has no layers.
         h, c = (None if part is None else part[..., index, :] for part in (self.h, self.c))
         assert h is not None
-        memory = self._parts.map(lambda tensor: tensor[..., index, :, :]).map_whole(lambda tensor: tensor[..., index, :])
+        memory = self._parts.map(lambda tensor: tensor[..., index, :, :]).map_whole(
+            lambda tensor: tensor[..., index, :]
+        )
         return SABState._of(h, c, memory._replace(steps=self.steps[steps_index]))
 
     def _index(self, rows: int | slice | Sequence[int] | Tensor | None) -> slice | Tensor:
@@ -544,7 +546,8 @@ def _leaves(state: SABState) -> tuple[list[Any], str]:
 
 
 def _of_leaves(leaves: Iterable[Any], names: str) -> SABState:
-    return SABState(**{"c": None} | dict(zip(names.split(), leaves, strict=True)))
+    parts: dict[str, Any] = dict(zip(names.split(), leaves, strict=True))
+    return SABState(**{"c": None, **parts})
 
 
 torch_private.register_pytree(SABState, _leaves, _of_leaves, str.split)

@@ -23,7 +23,9 @@ def select(keys: Tensor, query: Tensor, k_top: int, sketched: bool) -> tuple[lis
     """What the compiled selection finds: scores, slots, and how many keys it scored."""
     k = min(k_top, len(keys))
     scores, slots = keys.new_empty(k_top), torch.empty(k_top, dtype=torch.int32)
-    function = getattr(loader.library().functions, "sab_select_float" if keys.dtype == TYPES[0] else "sab_select_double")
+    function = getattr(
+        loader.library().functions, "sab_select_float" if keys.dtype == TYPES[0] else "sab_select_double"
+    )
     function.restype = ctypes.c_int64
     function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_bool] + [ctypes.c_void_p] * 2
     pointers = keys.contiguous().data_ptr(), query.data_ptr()

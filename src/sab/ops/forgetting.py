@@ -14,7 +14,7 @@ from torch import Tensor
 from sab.config import SABConfig
 
 READ = 1 << 24
-"""What one read adds to a microstate's count: a large number, since a discounted count is rounded down to a whole one."""
+"""What one read adds to a microstate's count: so much that rounding a discounted count to a whole number is nothing."""
 SEED = 0x5AB
 """What draws the sample of `reservoir`."""
 _ALL = (1 << 64) - 1
@@ -68,7 +68,7 @@ def keep(numbers: Tensor, reads: Tensor | None, newest: Tensor, rows: Tensor, co
 
 
 def shift(most: int) -> int:
-    """The s of the discount: a count loses the part 1 / 2^s, with 2^s the smallest power of 2 that is at least `most`."""
+    """The s of the discount: a count loses the part 1 / 2^s, with 2^s the smallest power of 2 from `most` on."""
     return (most - 1).bit_length()
 
 

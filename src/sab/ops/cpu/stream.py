@@ -247,9 +247,7 @@ class Stepper:
         held, bound = memory.held, self.max_memory
         if not self.has_list:
             return held is None and (bound is None or memory.last - memory.first <= bound)
-        return (
-            held is not None and held.live.shape[1] == bound and (held.reads is not None) is self.counts_reads
-        )
+        return held is not None and held.live.shape[1] == bound and (held.reads is not None) is self.counts_reads
 
     def begin(self, memory: Memory | None, shape: Shape, seen: int) -> Streamed:
         """The memory of a layer's state [1, B, ...], or an empty one, as that of a stream."""
