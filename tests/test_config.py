@@ -29,6 +29,8 @@ GOOD = {
     "attention_size": st.none() | st.integers(1, 4),
     "max_microstates": st.none() | st.integers(1, 4),
     "backend": st.sampled_from(["auto", "reference"]),
+    "max_memory": st.none() | st.integers(1, 4),
+    "forget": st.just("recent"),
 }
 JUNK = st.one_of(
     st.none(), st.booleans(), st.floats(), st.text(max_size=5), st.integers(-3, 3), st.binary(max_size=2),

@@ -112,10 +112,13 @@ def carried_bits(
 
 
 def remember(model: SequenceModel, task: CharacterTask, state: SABState, memory: int | None) -> SABState:
-    """The state with its latest `memory` microstates or, if None, as many as a sequence has in training.
+    """The state with its latest `memory` microstates or, if None, as many as the model had in training.
 
-    Among far more microstates than in training some would score higher than any did there.
+    A model with `max_memory` had at most as many as its state has. Another one had as many as a sequence has: among far
+    more microstates some would score higher than any did there.
     """
+    if memory is None and model.config.layer_config().forgets:
+        return state
     return state.recent(task.steps // model.config.memory.k_att if memory is None else memory)
 
 
