@@ -87,6 +87,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         max_microstates: int | None = SABConfig.max_microstates,
         backend: str = SABConfig.backend,
         layer_norm: bool = SABConfig.layer_norm,
+        max_memory: int | None = SABConfig.max_memory,
+        forget: str = SABConfig.forget,
         recurrent_dropout: float = 0.0,
     ):
         """Make a layer; the arguments up to `dtype` are those of `torch.nn`.
@@ -157,6 +159,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             max_microstates=max_microstates,
             backend=backend,
             layer_norm=layer_norm,
+            max_memory=max_memory,
+            forget=forget,
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -243,6 +247,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             self._own_weight.device,
             self.config.k_att,
             self._is_cell,
+            self.config.max_memory if self.config.forgets else None,
+            self.config.counts_reads,
         )
 
     def reset_parameters(self) -> None:
@@ -433,9 +439,15 @@ class SABLayer(nn.Module, Generic[StateT]):
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
+        is_bounded = config.forgets
         # There are never more, and larger buffers would be padding. What torch.export leaves open stays open.
-        if not isinstance(most, torch.SymInt) and config.k_top > most:
-            config = _with_k_top(config, most)
+        if not isinstance(most, torch.SymInt):
+            if config.max_memory is not None and is_bounded:
+                is_bounded = most > config.max_memory or config.counts_reads
+                most = config.max_memory if config.max_memory < most else most
+            if config.k_top > most or is_bounded != config.forgets:
+                # Where nothing is forgotten, every backend can run the call.
+                config = _limited(config, most if config.k_top > most else config.k_top, is_bounded)
         results: list[LayerResult] = []
         order = None
         if self.bidirectional and lengths is not None:
@@ -529,7 +541,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         """The smallest state that continues exactly as `state` does, which is a `SABState` or a `SABHidden`.
 
         Where the query cancels, as in the affine scorers, what once fell out of the k_top best is never selected
-        again: with a sparse forward k_top microstates remain. For everything else this is `state` itself.
+        again: with a sparse forward k_top microstates remain. For everything else, and with `max_memory`, which may
+        forget the best, this is `state` itself.
         """
         if isinstance(state, SABHidden):
             return self.compact(state.state)._hidden
@@ -537,7 +550,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             raise UserTypeError(f"state must be a SABState or a SABHidden; got {type(state).__name__}.", "state")
         slots, k, scorer = state.microstates.shape[-2], self.config.k_top, self.config.scorer
         query_cancels = isinstance(scorer, str) and SCORERS[scorer].query_cancels
-        if not query_cancels or self.config.forward == "dense" or slots <= k:
+        if not query_cancels or self.config.forward == "dense" or slots <= k or self.config.forgets:
             return state
         scores = state.keys.squeeze(-1).masked_fill(state.numbers < 0, -torch.inf)
         return state.at(scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values)
@@ -588,6 +601,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         defaults["recurrent_dropout"] = 0.0
         parts += [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         parts += ["layer_norm=True"] if self.config.layer_norm else []
+        parts += [f"max_memory={self.config.max_memory}, forget={self.config.forget}"] if self.config.forgets else []
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
         if self.config.k_top > 0:
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
@@ -684,15 +698,16 @@ def with_weights_of(module: Any, other: Any) -> Any:
     return other.train(module.training)
 
 
-def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
+def _limited(config: SABConfig, k_top: int, is_bounded: bool) -> SABConfig:
     if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
-        return replace(config, k_top=k_top)
-    return _replaced(config, k_top)
+        return replace(config if is_bounded else config.unbounded(), k_top=k_top)
+    return _replaced(config, k_top, is_bounded)
 
 
 @lru_cache(maxsize=256)
-def _replaced(config: SABConfig, k_top: int) -> SABConfig:
-    return replace(config, k_top=k_top)  # its checks take a tenth of the time of a small call
+def _replaced(config: SABConfig, k_top: int, is_bounded: bool) -> SABConfig:
+    # Its checks take a tenth of the time of a small call.
+    return replace(config if is_bounded else config.unbounded(), k_top=k_top)
 
 
 def _parts_of(hx: Any) -> tuple[Any, Any, Any]:

@@ -38,7 +38,7 @@ def evaluate_run(
         length: Length of the task's sequences; None means the one trained on.
         streams: At how many places side by side a text is read with the state carried through; None means as many as
             a batch has sequences, and 1 reads it from its first character to its last.
-        memory: How many of the latest microstates are carried on with it; None means as many as a sequence has.
+        memory: How many of the latest microstates are carried on with it; None means as many as in training.
         data_dir: Folder of the data sets; None means SAB_DATA or the user's cache.
         device: Where to evaluate; auto takes CUDA where there is one.
     """
@@ -94,7 +94,7 @@ def sample(
         length: How many characters to make up.
         temperature: Below 1 the likely characters become likelier still; 0 takes the likeliest each time.
         seed: What the choice among them depends on.
-        memory: How many of the latest microstates are kept; None means as many as a sequence has in training.
+        memory: How many of the latest microstates are kept; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.lab.training import text
@@ -125,7 +125,7 @@ def score(
         run: Folder of a run on ptb or text8.
         file: The text, in UTF-8; .gz and .xz are unpacked.
         skip_unknown: Leave out the characters that the model does not know, instead of stopping at the first.
-        memory: How many of the latest microstates are carried on; None means as many as a sequence has in training.
+        memory: How many of the latest microstates are carried on; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.lab.training import text
