@@ -22,6 +22,8 @@ if os.environ.get("SAB_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when CUDA is first used
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers the width of the terminal: output is that of a pipe
+
 settings.register_profile(
     "ci",
     deadline=None,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import sab
+from sab.config import FORGETS
 from sab.errors import UserError
 from sab.ops.cpu import loader
 from sab.ops.cpu.stream import Streamed
@@ -60,7 +61,7 @@ def _same(actual: Any, expected: Any) -> None:
 def _same_state(cell_state: Any, layer_state: Any) -> None:
     """A cell's state and a layer's are equal but for the dimension of layers."""
     of_cell, of_layer = (one if isinstance(one, SABState) else one.state for one in (cell_state, layer_state))
-    for name in ("h", "c", "microstates", "keys", "numbers"):
+    for name in ("h", "c", "microstates", "keys", "numbers", "reads"):
         one, other = getattr(of_cell, name), getattr(of_layer, name)
         if other is None:
             assert one is None
@@ -158,6 +159,9 @@ OPTIONS = [
     {"bias": False},
     {"backend": "reference"},
     {"layer_norm": True},
+    *({"max_memory": 4, "forget": name, "k_att": 1} for name in FORGETS),
+    *({"max_memory": 3, "forget": name, "scorer": "affine", "k_top": 2, "k_att": 1} for name in FORGETS),
+    {"max_memory": 2, "forget": "most_read", "forward": "dense"},
 ]
 
 
@@ -243,10 +247,21 @@ def _trees(draw: st.DrawFn) -> list[tuple[int, str]]:
     return [(draw(st.integers(max(-1, index - 4), index - 1)), draw(kinds)) for index in range(size)]
 
 
-@given(tree=_trees(), cls=st.sampled_from(CELLS), k_att=st.integers(1, 3), batch=st.sampled_from([None, 1, 3]))
-def test_a_tree_of_continuations(tree: list[tuple[int, str]], cls: Any, k_att: int, batch: int | None) -> None:
+BOUNDS: list[dict[str, Any]] = [{}, *({"max_memory": 3, "k_top": 2, "forget": name} for name in FORGETS)]
+
+
+@given(
+    tree=_trees(),
+    cls=st.sampled_from(CELLS),
+    k_att=st.integers(1, 3),
+    batch=st.sampled_from([None, 1, 3]),
+    bound=st.sampled_from(BOUNDS),
+)
+def test_a_tree_of_continuations(
+    tree: list[tuple[int, str]], cls: Any, k_att: int, batch: int | None, bound: dict[str, Any]
+) -> None:
     torch.manual_seed(len(tree))
-    cell = _cell(cls, k_att=k_att)
+    cell = _cell(cls, k_att=k_att, **bound)
     layer = cell.to_layer()
     x = _x(len(tree), *([] if batch is None else [batch]))
     states: list[Any] = []
@@ -255,7 +270,8 @@ def test_a_tree_of_continuations(tree: list[tuple[int, str]], cls: Any, k_att: i
         state = None if parent < 0 else states[parent]
         if state is not None:
             if kind == "look":
-                assert _all_of(state)[2].shape[-2] == len(paths[parent]) // k_att
+                kept = len(paths[parent]) // k_att
+                assert _all_of(state)[-2].shape[-1] == min(kept, bound.get("max_memory", kept))
             elif kind == "detach":
                 state = state.detach()
             elif kind == "clone":
@@ -281,8 +297,37 @@ def test_a_tree_of_continuations(tree: list[tuple[int, str]], cls: Any, k_att: i
 
 def _all_of(state: Any) -> list[Tensor]:
     whole = state if isinstance(state, SABState) else state.state
-    parts = (whole.h.as_subclass(Tensor), whole.c, whole.microstates, whole.keys, whole.numbers, whole.steps)
+    parts = whole.h.as_subclass(Tensor), whole.c, whole.reads, whole.microstates, whole.keys, whole.numbers, whole.steps
     return [part for part in parts if part is not None]
+
+
+@needs_compiler
+@pytest.mark.parametrize("forget", FORGETS)
+def test_the_memory_of_a_bounded_stream_does_not_grow(forget: str) -> None:
+    cell, sizes = _cell(k_att=1, max_memory=20, forget=forget), []
+    state: Any = None
+    with torch.no_grad():
+        for step in range(1, 2001):
+            state = cell(_x(2), state)
+            if step in (200, 2000):
+                memory = _memory(state)
+                held = [] if memory.held is None else [part for part in memory.held[:2] if part is not None]
+                sizes.append([sum(part.nbytes for part in memory.buffer.parts), sum(part.nbytes for part in held)])
+                assert memory.buffer.capacity <= 40
+    assert sizes[0] == sizes[1]
+    assert state.numbers.shape == (2, 20)
+
+
+@needs_compiler
+@pytest.mark.parametrize("forget", FORGETS)
+def test_recent_microstates_of_a_bounded_stream(forget: str) -> None:
+    cell = _cell(k_att=1, max_memory=5, forget=forget)
+    layer, x, y = cell.to_layer(), _x(30, 2), _x(12, 2)
+    with torch.no_grad():
+        state, layer_state = _run(cell, x)[1], layer(x)[1]
+        assert _memory(state.recent(3)).buffer is _memory(state).buffer is not None
+        state, layer_state = _run(cell, y, state.recent(3))[1], layer(y, layer_state.recent(3))[1]
+    _same_state(state, layer_state)
 
 
 @pytest.mark.parametrize("change", ["optimiser", "no_grad", "data", "data_swap", "new_parameter", "load", "functional"])

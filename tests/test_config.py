@@ -29,6 +29,8 @@ GOOD = {
     "attention_size": st.none() | st.integers(1, 4),
     "max_microstates": st.none() | st.integers(1, 4),
     "backend": st.sampled_from(["auto", "reference"]),
+    "max_memory": st.none() | st.integers(1, 4),
+    "forget": st.just("recent"),
 }
 JUNK = st.one_of(
     st.none(), st.booleans(), st.floats(), st.text(max_size=5), st.integers(-3, 3), st.binary(max_size=2),
@@ -51,7 +53,7 @@ def test_the_layers_take_every_option_of_the_configuration() -> None:
     options: dict[str, Any] = {
         "k_top": 3, "k_att": 1, "k_trunc": None, "scorer": "dot", "weighting": "softmax_sink", "forward": "dense",
         "incorporate": "gate", "initial_gate": 0.1, "input_start": "torch", "attention_size": 2, "max_microstates": 5,
-        "backend": "reference", "layer_norm": True,
+        "backend": "reference", "layer_norm": True, "max_memory": 9, "forget": "reservoir",
     }  # fmt: skip
     assert set(options) == {field.name for field in dataclasses.fields(sab.SABConfig)}
     for cls in (sab.SABLSTM, sab.SABGRU, sab.SABRNN):

@@ -18,11 +18,13 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+import sab
 from sab.extras import DISTRIBUTION
 from sab.lab import cli
 from sab.lab.commands import datasets, pictures, training
@@ -240,6 +242,21 @@ def test_site_is_made_without_a_warning(tmp_path: Path) -> None:
     for name in ("SABLSTM", "SABGRU", "SABRNN", "SABState", "SABConfig", "trace"):
         assert f'id="sab.{name}"' in api
     assert 'id="sab.plot.credit_paths"' in api
+    signature = " ".join(unescape(re.sub("<.*?>", "", api)).split())
+    assert f"k_top: int = {sab.SABConfig.k_top}," in signature, "the default that a call has"
+    assert "int = SABConfig" not in signature
+    assert "How many microstates a step may select; 0 makes the layer" in signature
+    mathematics = (tmp_path / "mathematics.html").read_text(encoding="utf-8")
+    assert mathematics.count('class="arithmatex"') > 100
+    for place in re.findall(r'(?:src|href)="([^"]*(?:katex|mathematics\.js|iframe-worker)[^"]*)"', mathematics):
+        assert (tmp_path / place).is_file()
+    assert "https://unpkg.com" not in mathematics
+    assert f"sab {sab.__version__}" in mathematics
+    assert mathematics.count("md-footer__link--") == 2, "the pages before and after it"
+    assert (tmp_path / "search" / "search_index.js").is_file(), "for a search from the disk"
+    assert "@article{ke2017sparse" in unescape(
+        re.sub("<.*?>", "", (tmp_path / "index.html").read_text(encoding="utf-8"))
+    )
     assert "SABLSTM" in (tmp_path / "examples" / "why.html").read_text(encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ PACKAGE = "sab"
 LIBRARY = {
     "errors": "",
     "extras": "",
+    "palette": "",
     "torch_private": "",
     "state": "errors torch_private",
     "parts": "errors state",
@@ -25,7 +26,7 @@ LIBRARY = {
     "layers": "errors torch_private state parts config inputs ops",
     "cells": "errors state parts config inputs ops layers",
     "tracing": "errors state parts config inputs ops layers cells",
-    "plot": "errors extras state config tracing",
+    "plot": "errors extras palette state config tracing",
     "estimators": "errors extras config layers tracing plot",
     "online": "errors state parts config ops tracing",
     "export": "errors extras parts ops layers",

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.comparing import selects_surely
-from tests.ops.cases import BACKENDS, Case, assert_close, cases, gradients, make_layer, randn, randomize, run
+from tests.ops.cases import BACKENDS, BOUNDS, Case, assert_close, cases, gradients, make_layer, randn, randomize, run
 
 
-@given(cases(max_steps=7))
+@given(cases(max_steps=7, max_memory=BOUNDS))
 def test_lengths_equal_running_each_row_alone(case: Case) -> None:
     layer, lengths = case.layer(), torch.tensor(case.lengths)
     x = case.x().requires_grad_()
@@ -38,6 +38,7 @@ def test_lengths_equal_running_each_row_alone(case: Case) -> None:
         assert not attention.summary[..., length:, row, :].any()
         assert int(state.steps[row]) == length
         kept = length // case.options["k_att"] if case.options["k_top"] else 0
+        kept = min(kept, case.options["max_memory"] or kept)
         assert (state.numbers[:, row] >= 0).sum(-1).tolist() == [kept] * len(state.h)
     expected = torch.stack(rows, dim=1)
     assert_close(output, expected)

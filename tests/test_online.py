@@ -443,6 +443,14 @@ def _calling(forward: Callable[[sab.SABGRU, Tensor], Any]) -> nn.Module:
     return Calling()
 
 
+class Forgetful(sab.SABGRU):
+    """Keeps one microstate alone."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        output, state = super().forward(*args, **options)
+        return output, state.state.recent(1)
+
+
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "none": (lambda: nn.Linear(3, 4), "have one SAB layer, which may be a stack; got 0"),
     "two": (lambda: nn.Sequential(sab.SABGRU(3, 4), sab.SABGRU(4, 4)), "got 2"),
@@ -455,6 +463,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: _calling(lambda rnn, x: rnn(x, lengths=torch.tensor([1, 2]))), "without lengths"),
     "dictionary": (lambda: _calling(lambda rnn, x: {"y": rnn(x)[0]}), "a tensor, or a tuple that begins with one"),
     "other steps": (lambda: _calling(lambda rnn, x: rnn(x[::2])), "x must have its steps in dimension 0"),
+    "forgetful": (lambda: Forgetful(3, 4, k_att=1), "a layer that forgets nothing by itself"),
     "dropout": (lambda: nn.Sequential(sab.SABGRU(3, 4), nn.Dropout(0.1)), "no dropout"),
     "dropout of states": (lambda: sab.SABGRU(3, 4, recurrent_dropout=0.1), "no dropout"),
     "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(3), sab.SABGRU(3, 4)), "no batch norm"),

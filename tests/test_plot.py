@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import sab
-from sab.plot.traces import weight_matrix
+from sab.plot.traces import WIDEST, weight_matrix
 
 
 @pytest.fixture
@@ -48,12 +48,24 @@ def test_arcs_are_the_skips_of_the_largest_paths(trace: sab.Trace) -> None:
         if len(line) > 2
     ]
     assert set(drawn) == {tuple(skip) for path in trace.paths[:4] for skip in path.skips}
+    shares: dict[tuple[Any, int], float] = {}
+    for path in trace.paths[:4]:
+        for place, skip in enumerate(path.skips):
+            shares[skip, place] = shares.get((skip, place), 0.0) + path.share
+    widths = [
+        width
+        for lines in above.collections
+        if isinstance(lines, LineCollection)
+        and len(numpy.asarray(lines.get_segments()[0] if lines.get_segments() else [])) > 2
+        for width in numpy.atleast_1d(lines.get_linewidth())
+    ]
+    assert sorted(widths) == pytest.approx(sorted(WIDEST * share for share in shares.values()))
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in below.containers}
     assert heights["over skips"] == pytest.approx(trace.credit.skip.tolist())
     assert heights["along the chain"] == pytest.approx(trace.credit.chain.tolist())
     assert heights["direct"] == pytest.approx(trace.credit.direct.tolist())
     told = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert told[0] == f"1st skip (widest: {trace.paths[0].share:.0%} of all paths)"
+    assert told[0] == f"1st skip (largest path: {trace.paths[0].share:.0%} of the credit)"
     assert "target, step 16" in told
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import sab
-from sab.config import SABConfig
+from sab.config import FORGETS, SABConfig
 from sab.errors import UserError
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.ops import dispatch
@@ -301,16 +301,30 @@ def test_without_a_memory_all_credit_comes_along_the_chain() -> None:
     assert trace.chain.any(dim=-1).tolist() == [False] * 6 + [True, False]
 
 
-def test_a_scorer_that_looks_at_all_microstates_together() -> None:
-    def scorer(microstates: Tensor, h: Tensor) -> Tensor:
-        centred = microstates - microstates.mean(1, keepdim=True)
-        return (centred * h.unsqueeze(1)).sum(-1)
+def mean_product(microstates: Tensor, h: Tensor) -> Tensor:
+    centred = microstates - microstates.mean(1, keepdim=True)
+    return (centred * h.unsqueeze(1)).sum(-1)
 
-    layer = randomize(make_layer("gru", 2, 3, k_top=2, k_trunc=3, scorer=scorer))
+
+def test_a_scorer_that_looks_at_all_microstates_together() -> None:
+    layer = randomize(make_layer("gru", 2, 3, k_top=2, k_trunc=3, scorer=mean_product))
     x = randn(9, 1, 2)
     (expected,) = hidden_gradients(layer, layer, x, every_entry)
     trace = sab.trace(layer, x, target=every_entry)
     assert_close(trace.total, expected[:, 0], "gradient")
+
+
+@pytest.mark.parametrize("forget", FORGETS)
+@pytest.mark.parametrize(
+    "options", [{"scorer": mean_product}, {"forward": "dense"}, {}], ids=["callable", "dense", "sparse"]
+)
+def test_a_bounded_macrostate(options: dict[str, Any], forget: str) -> None:
+    x, options = randn(14, 1, 2), {"k_att": 1, "max_memory": 3, "forget": forget, **options}
+    layer = randomize_surely(make_layer("gru", 2, 3, k_top=2, k_trunc=3, backend="reference", **options), x)
+    (expected,) = hidden_gradients(layer, layer, x, every_entry)
+    trace = sab.trace(layer, x, target=every_entry)
+    assert_close(trace.total, expected[:, 0], "gradient")
+    assert torch.equal(trace.numbers, layer(x, return_attention=True)[2].numbers[:, 0])
 
 
 class Around(nn.Module):

@@ -2,52 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import cycle
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import Row
-from sab.lab.report.figures import MARKERS, draw_clip, draw_curve, draw_norms
+from sab.lab.report.figures import draw_clip, draw_norms
 from sab.lab.report.numbers import METHODS, ByRow
+from sab.lab.report.page.plots import Curve, band
 from sab.lab.report.tables import PAPERS_TABLES, title
 from sab.lab.tasks import TASKS, Headline
-from sab.plot.drawing import COLOURS, GREY, heat_map, plain, use_iterations, use_log_scale, use_per_cent, weight_bar
+from sab.plot.drawing import (
+    COLOURS,
+    GREY,
+    heat_map,
+    label_lines,
+    largest_outside,
+    plain,
+    signal_spans,
+    use_iterations,
+    use_log_scale,
+    use_per_cent,
+    weight_bar,
+)
+from sab.plot.drawing import METHODS as METHOD_COLOURS
 from tools import datasets, synthetic
+
+DASHES = ("-", "--", ":", "-.")
+"""Lines of one method differ in these."""
 
 
 def attention_moments(record: Record) -> Figure:
-    """The attention that a record keeps of several moments of training: a heat map for each, side by side."""
+    """The attention that a record keeps of several moments of training: a heat map for each, side by side, of the
+    microstates where something is read."""
     kept = record["attention"]
     moments: dict[str, list[list[float | None]]] = kept["moments"]
     k_att, first = kept["k_att"], kept["first"]
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
     maps = {moment: numpy.array(weights, dtype=float) for moment, weights in moments.items()}
-    largest = max(numpy.nanmax(weights) for weights in maps.values())
+    every = numpy.stack(list(maps.values()))
+    largest = numpy.nanmax(every)
+    start, end = max(signal_spans(every), key=lambda span: numpy.nanmax(every[..., span[0] : span[1] + 1]))
+    outside = largest_outside(every, [(start, end)])
     for axes, (moment, weights) in zip(panels, maps.items(), strict=True):
         heat_map(axes, weights, first, k_att, largest)
+        axes.set_xlim((start + 0.5) * k_att, (end + 1.5) * k_att)
         axes.set_title(f"after {int(moment):,} iterations", loc="left", fontsize=11)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-        axes.set_ylabel("attending step" if axes is panels[0] else "")
+        axes.set(xlabel="", ylabel="attending step" if axes is panels[0] else "")
+    figure.supxlabel(
+        f"time step of the attended microstate (no other one has a mean weight above {outside:.3f})", fontsize="medium"
+    )
     weight_bar(figure, list(panels), "mean weight")
     return figure
 
 
 def seeds_over_time(groups: Mapping[str, Sequence[Record]], headline: Headline) -> Figure:
-    """The headline metric of records by label over the iterations, a thin line for each seed."""
+    """The headline metric of records by label over the iterations: the median of the seeds in the band of all."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots()
-    for (label, records), colour in zip(groups.items(), cycle(COLOURS), strict=False):
-        for place, record in enumerate(records):
-            points = record["history"]
-            named = f"{label} ({len(records)} seed{'s' * (len(records) > 1)})"
-            style = {"color": colour, "linewidth": 1.2, "alpha": 0.8, "label": named if place == 0 else None}
-            draw_curve(axes, points, [point["metrics"][headline.metric] for point in points], **style)
+    used: Counter[str] = Counter()
+    for label, records in groups.items():
+        method = records[0]["config"]["model"]["method"]
+        _draw_band(axes, label, records, lambda point: point["step"], headline, DASHES[used[method] % len(DASHES)])
+        used[method] += 1
     axes.axhline(headline.chance, color=GREY, linestyle=":", linewidth=1.5, label="chance")
     axes.set(xlabel="iteration", ylabel=headline.label, xscale="log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -57,45 +83,83 @@ def seeds_over_time(groups: Mapping[str, Sequence[Record]], headline: Headline) 
     else:
         use_log_scale(axes)
     plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    label_lines(axes)
     return figure
 
 
+def _draw_band(
+    axes: Axes,
+    label: str,
+    records: Sequence[Record],
+    time_of: Callable[[Any], float],
+    headline: Headline,
+    dash: str,
+) -> None:
+    """The median of seeds in the colour of their method, and a band from the lowest to the highest."""
+    curves = [
+        Curve(
+            [time_of(point) for point in record["history"]],  # pyright: ignore[reportArgumentType]
+            [point["metrics"][headline.metric] for point in record["history"]],
+        )
+        for record in records
+    ]
+    times, low, middle, high = (numpy.array(one, dtype=float) for one in band(curves))
+    colour = METHOD_COLOURS[records[0]["config"]["model"]["method"]]
+    few = "o" if len(times) < 3 else None
+    axes.plot(times, middle, color=colour, linestyle=dash, linewidth=2, label=label, marker=few)
+    axes.fill_between(times, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
 def validation_curves(rows: Sequence[Row], by_row: ByRow) -> Figure:
-    """The headline metric on validation data over the epochs: a colour and a kind of line for each row, and a line for
-    each of its seeds."""
+    """The headline metric on validation data over the epochs, of the best row of each kind: SAB as we train it and as
+    its authors do, truncated and full backpropagation, and the latter as we train it."""
     headline = TASKS[rows[0].task].headline
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
-    for row, style in zip(rows, _styles(rows), strict=True):
-        for place, record in enumerate(by_row[row.id]):
-            epochs = [point["step"] / record["iterations"] * record["epochs"] for point in record["history"]]
-            values = [point["metrics"][headline.metric] for point in record["history"]]
-            axes.plot(epochs, values, label=_name(row) if place == 0 else None, linewidth=1.5, markersize=4, **style)
+
+    def epoch_of(record: Record) -> Callable[[Any], float]:
+        return lambda point: round(point["step"] / record["iterations"] * record["epochs"], 4)
+
+    chosen = best_of_each_kind(rows, by_row)
+    for row in chosen:
+        records = [record for record in by_row[row.id] if record["history"]]
+        dash = "-" if _is_ours(row) else "--"
+        _draw_band(axes, _name(row), records, epoch_of(records[0]), headline, dash)
     axes.set(xlabel="epoch", ylabel=f"{headline.label}, validation data, {title(rows, by_row)}")
     axes.set_xlim(left=0)
     if headline.spec.endswith("%"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    label_lines(axes)
     return figure
 
 
-def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Ours in full lines, what is trained as in the paper in broken ones; alike ones differ in colour and marker."""
-    kinds = {"ours": "-", None: "--", "as written": ":", "as released": ":"}
-    return [
-        {
-            "color": COLOURS[place % len(COLOURS)],
-            "linestyle": "-." if row.is_control else kinds[row.reading],
-            "marker": MARKERS[place % len(MARKERS)],
-        }
-        for place, row in enumerate(rows)
-    ]
+def best_of_each_kind(rows: Sequence[Row], by_row: ByRow) -> list[Row]:
+    """At most five of the rows that have a learning curve: of each method and way of training the one that came best
+    on validation data."""
+    headline = TASKS[rows[0].task].headline
+
+    def last(row: Row) -> float:
+        values = [record["history"][-1]["metrics"][headline.metric] for record in by_row[row.id] if record["history"]]
+        known = [value for value in values if value is not None]
+        worst = -numpy.inf if headline.higher_is_better else numpy.inf
+        return statistics.median(known) if known else worst
+
+    best: dict[tuple[str, bool], Row] = {}
+    for row in rows:
+        kind = row.method, _is_ours(row)
+        if kind not in best or headline.reaches(last(row), last(best[kind])):
+            best[kind] = row
+    return list(best.values())[:5]
+
+
+def _is_ours(row: Row) -> bool:
+    """Whether a row is trained as this library recommends; others are drawn dashed."""
+    return row.is_control or row.reading == "ours"
 
 
 def _name(row: Row) -> str:
-    """A row in a legend."""
+    """A row at the end of its line."""
     name = METHODS[row.method].removeprefix("LSTM, ")
     name += f" {row.k_trunc}" if row.k_trunc else ""
     name += f", {row.k_top}" if row.k_top else ""

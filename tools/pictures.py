@@ -16,10 +16,13 @@ from sab.lab.report.figures import save
 from sab.lab.tasks.copying import BLANK, DIGITS, MARKER, Copying
 from sab.lab.training import Run
 from sab.lab.training.checkpoint import load_model
-from sab.plot.drawing import COLOURS, GREY
+from sab.plot.drawing import CREDIT, GREY
 from sab.plot.traces import arc
 
-READ, ALONG, CUT, FAINT = COLOURS[0], COLOURS[2], COLOURS[1], "0.85"
+READ, SKIP, ALONG, DIRECT = (CREDIT[name] for name in ("read", "skip", "chain", "direct"))
+CUT, FAINT = "0.15", "0.87"
+WIDEST = 12.0
+"""Width in points of an arc with all the weight, or all the credit."""
 DOT = 5.5
 """Size of a hidden state in points; that of a kept one is larger."""
 ARROW = {"arrowstyle": "-|>", "mutation_scale": 7, "shrinkA": 3, "shrinkB": 3}
@@ -91,9 +94,8 @@ def backward_pass(symbols: list[str], answers: list[str], traced: Trace) -> Figu
     for path in traced.paths:
         for skip in path.skips:
             shares[skip] = shares.get(skip, 0.0) + path.share
-    largest = max(shares.values(), default=1.0)
     for (step, kept_at), share in shares.items():
-        _draw_arc(axes, step, kept_at, len(symbols), READ, 4.0 * share / largest)
+        _draw_arc(axes, step, kept_at, len(symbols), SKIP, WIDEST * share)
     chain = traced.credit.chain
     strongest = chain.max().clamp_min(1e-30)
     for step in range(1, len(symbols)):
@@ -104,13 +106,13 @@ def backward_pass(symbols: list[str], answers: list[str], traced: Trace) -> Figu
         look = {"color": FAINT, "linewidth": 0.8} if part < 1e-3 else {"color": ALONG, "linewidth": 0.8 + 2.2 * part}
         axes.add_patch(FancyArrowPatch((step + 1, 0.0), (step, 0.0), **look, **ARROW))
     _draw_states(axes, traced)
-    axes.plot([target], [0.0], marker="*", markersize=13, color=CUT, zorder=4)
+    axes.plot([target], [0.0], marker="*", markersize=15, color=DIRECT, zorder=4)
     _write(axes, symbols, answers)
     figure.legend(
         handles=[
-            Line2D([], [], marker="*", markersize=11, linestyle="none", color=CUT, label=f"what step {target} says"),
-            Line2D([], [], color=READ, linewidth=3, label="skip, as wide as its share of the credit"),
-            Line2D([], [], color=ALONG, linewidth=2, label="gradient along the chain"),
+            Line2D([], [], marker="*", markersize=11, linestyle="none", color=DIRECT, label=f"answer of step {target}"),
+            Line2D([], [], color=SKIP, linewidth=3, label="skip, as wide as its share of the credit"),
+            Line2D([], [], color=ALONG, linewidth=2, label="credit along the chain"),
             Line2D([], [], color=FAINT, linewidth=2, label="chain that none came along"),
             Line2D([], [], color=CUT, linewidth=1.2, label=f"cut, every {traced.k_trunc} steps"),
         ],
@@ -139,14 +141,14 @@ def _canvas(steps: int, height: float) -> tuple[Figure, Axes]:
 def _draw_reads(axes: Axes, traced: Trace, reader: int, colour: str) -> None:
     for kept_at, weight in zip(traced.kept_at[reader - 1].tolist(), traced.weights[reader - 1].tolist(), strict=True):
         if kept_at > 0:
-            _draw_arc(axes, reader, kept_at, len(traced.numbers), colour, 4.0 * weight)
+            _draw_arc(axes, reader, kept_at, len(traced.numbers), colour, WIDEST * weight)
 
 
 def _draw_arc(axes: Axes, reader: int, kept_at: int, steps: int, colour: str, width: float) -> None:
     axes.plot(
         *arc(reader, kept_at, steps + 1).T,
         color=colour,
-        linewidth=max(width, 0.3),
+        linewidth=width,
         solid_capstyle="round",
         zorder=1 if colour == FAINT else 2,
     )

@@ -8,7 +8,7 @@ from sab.lab.experiments import costs
 from sab.lab.experiments import dropin as drop_in_table
 from sab.lab.experiments import rivals as rivals_table
 from sab.lab.experiments.records import Record
-from sab.lab.report.figures import save
+from sab.lab.report.figures import save_in_every_format
 from sab.lab.report.numbers import ByRow
 from sab.lab.report.results import load, total_time
 from tools import datasets, dropin, rivals, summary, synthetic
@@ -21,7 +21,7 @@ def main() -> None:
     for page, name, part in parts(by_row):
         replace_part(page, name, part)
     for name, figure in (of_results(by_row) | rivals.figures(*_of_rivals())).items():
-        save(figure, IMAGES / name)
+        save_in_every_format(figure, IMAGES / name)
 
 
 def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:

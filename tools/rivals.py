@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from math import ceil
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from sab.lab.experiments import costs as measured
 from sab.lab.experiments.records import Record
@@ -20,6 +21,8 @@ from tools.groups import Group, about, chosen_group, show, title
 from tools.pages import markdown
 
 TIME, LENGTH = "rivals-time.png", "rivals-length.png"
+MOST_COLUMNS = 3
+"""How many panels of a figure lie side by side."""
 MIB = 2**20
 
 
@@ -186,11 +189,15 @@ def _panels(by_problem: Mapping[str, Lines], x_label: str) -> Figure | None:
     drawn = [(PROBLEMS[name], lines) for name, lines in by_problem.items() if any(lines.values())]
     if not drawn:
         return None
-    figure = Figure(figsize=(4.2 * len(drawn), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(drawn), squeeze=False)[0]
-    for axes, (problem, lines) in zip(panels, drawn, strict=True):
-        _draw(axes, problem, lines)
+    columns = min(len(drawn), MOST_COLUMNS)
+    lines = ceil(len(drawn) / columns)
+    figure = Figure(figsize=(4.2 * columns, 3.4 * lines + 1), layout="constrained")
+    panels = [figure.add_subplot(lines, columns, place + 1) for place in range(len(drawn))]
+    for axes, (problem, points) in zip(panels, drawn, strict=True):
+        _draw(axes, problem, points)
         axes.set(title=title(problem), xlabel=x_label, ylabel=problem.make_task().headline.label, xscale="log")
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     named = dict(pair for axes in panels for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
@@ -198,11 +205,12 @@ def _panels(by_problem: Mapping[str, Lines], x_label: str) -> Figure | None:
 
 def _draw(axes: Axes, problem: Problem, lines: Lines) -> None:
     headline = problem.make_task().headline
-    styles = dict(zip(problem.contenders, zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
     for name, points in lines.items():
-        colour, marker = styles[name]
+        place = problem.contenders.index(name)
+        style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+        style["linestyle"] = "-" if place < len(COLOURS) else "--"
         x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, color=colour, marker=marker, linewidth=1.2, label=CONTENDERS[name].title)
+        axes.plot(x, y, linewidth=1.2, label=CONTENDERS[name].title, **style)
     axes.axhline(headline.chance, color=GREY, linestyle=":", linewidth=1.5, label="chance")
     if headline.spec.endswith("%"):
         use_per_cent(axes)

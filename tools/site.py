@@ -1,4 +1,5 @@
-"""A hook of MkDocs: pages and examples outside of this folder that pages link to become part of the site."""
+"""A hook of MkDocs: the version below every page, and pages and examples outside of this folder that pages link to
+as a part of the site."""
 
 from __future__ import annotations
 
@@ -8,11 +9,19 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from sab import __version__
+
 ROOT = Path(__file__).parents[1]
 PAGES = {"benchmarks/README.md": "benchmarks.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages by where they are in the site."""
 EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
 PLACES = PAGES | {path: path.removesuffix(".py") + ".md" for path in EXAMPLES}
+
+
+def on_config(config: Any) -> Any:
+    """Shows the version below every page."""
+    config.copyright = f"sab {__version__}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from sab.parts.registry import INCORPORATIONS, SCORERS, WEIGHTINGS
 BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
 INPUT_STARTS = ("fan_in", "torch")
+FORGETS = ("recent", "most_read", "reservoir")
 DEFAULT_SCORER = "cosine"
 NEUTRAL_GATE = 1e-4
 """A start of the gate at which a layer computes nearly what it would without a memory, yet learns to read."""
@@ -23,7 +24,7 @@ angles of the scorer `cosine`, still are 64-bit numbers."""
 
 # At run time the types of the options hold their choices, from which a command line can be made.
 if TYPE_CHECKING:
-    ScorerName = WeightingName = ForwardName = IncorporationName = InputStartName = BackendName = str
+    ScorerName = WeightingName = ForwardName = IncorporationName = InputStartName = BackendName = ForgetName = str
 else:
     ScorerName = Literal[tuple(SCORERS)]
     WeightingName = Literal[tuple(WEIGHTINGS)]
@@ -31,6 +32,7 @@ else:
     IncorporationName = Literal[tuple(INCORPORATIONS)]
     InputStartName = Literal[INPUT_STARTS]
     BackendName = Literal[BACKENDS]
+    ForgetName = Literal[FORGETS]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class SABConfig:
     layer_norm: bool = False
     """Whether the products of the cell with the input and with the hidden state, and an LSTM's cell state where it is
     read, are normalised over their entries (layer norm)."""
+    max_memory: int | None = None
+    """How many microstates the macrostate holds at most, in training as in inference; None means all of them."""
+    forget: ForgetName = "recent"
+    """Which microstate is forgotten when there would be more than max_memory: the oldest (`recent`), the least read
+    (`most_read`), or one by chance, so that a uniform sample of the past remains (`reservoir`)."""
 
     def __post_init__(self) -> None:
         whole = {
@@ -76,6 +83,7 @@ class SABConfig:
             "k_trunc": check_int("k_trunc", self.k_trunc, 1, optional=True, maximum=MOST_STEPS),
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
+            "max_memory": check_int("max_memory", self.max_memory, 1, optional=True, maximum=MOST_STEPS),
         }
         for option, value in whole.items():
             object.__setattr__(self, option, value)  # a plain int also where a NumPy one was given
@@ -87,6 +95,9 @@ class SABConfig:
         check_choice("input_start", self.input_start, INPUT_STARTS)
         check_choice("backend", self.backend, BACKENDS)
         check_bool("layer_norm", self.layer_norm)
+        check_choice("forget", self.forget, FORGETS)
+        if self.max_memory is None and self.forget != "recent":
+            raise UserValueError(f"max_memory must be given where forget is {self.forget!r}; got None.", "max_memory")
         if self.initial_gate is not None:
             share = check_float("initial_gate", self.initial_gate, above=0, below=1)
             object.__setattr__(self, "initial_gate", share)
@@ -99,6 +110,20 @@ class SABConfig:
             raise UserValueError(
                 f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
             )
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the macrostate is bounded."""
+        return self.max_memory is not None and self.k_top > 0
+
+    @property
+    def counts_reads(self) -> bool:
+        """Whether the memory carries how often each microstate was read."""
+        return self.forgets and self.forget == "most_read"
+
+    def unbounded(self) -> SABConfig:
+        """The same without a bound of the macrostate."""
+        return replace(self, max_memory=None, forget="recent")
 
     def part_names(self, cell: str) -> tuple[str, str | None, str | None, str | None]:
         """The names of a layer's parts, in the order of `sab.parts.registry.PARTS`.

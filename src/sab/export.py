@@ -87,6 +87,10 @@ def _check(model: nn.Module) -> None:
             raise UserTypeError(
                 f"model must have SAB layers in float32 or float64; got {layer.weight_hh_l0.dtype}.", "model"
             )
+        if layer.config.forgets:
+            raise UserValueError(
+                f"model must have SAB layers without max_memory; got max_memory={layer.config.max_memory}.", "model"
+            )
         if layer.config.k_top > 0 and not isinstance(layer.config.scorer, str):
             raise UserValueError("model must have SAB layers with a named scorer; got a callable.", "model")
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from sab import torch_private
 from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError
+from sab.ops.forgetting import READ
 from sab.ops.precision import is_autocast
 from sab.state import Attention, Memory, SABState, is_changed, memory_of
 
@@ -40,6 +41,9 @@ class Form(NamedTuple):
     k_att: int
     is_cell: bool = False
     """Whether inputs are single steps, and states have no dimension for layers."""
+    max_memory: int | None = None
+    """How many microstates a state may have."""
+    counts_reads: bool = False
 
 
 class Sequences(NamedTuple):
@@ -161,8 +165,19 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
     if _has_nothing_to_read(state, form):
         steps, empty = state.steps, _empty_memory(sequences, form, has_batch=True)
         state = state._with(empty._replace(steps=steps, seen=state._seen))
+    state = _with_reads(state, form)
     _check_state(state, sequences, form)
     return state
+
+
+def _with_reads(state: SABState, form: Form) -> SABState:
+    """The state with counts of reads where the layer has them, else without; one from elsewhere begins as if new."""
+    if (state.reads is not None) == form.counts_reads:
+        return state
+    reads = None
+    if form.counts_reads and isinstance(state.numbers, Tensor):
+        reads = torch.where(state.numbers < 0, 0, READ)
+    return state._with(state._parts._replace(reads=reads))
 
 
 def _has_nothing_to_read(state: SABState, form: Form) -> bool:
@@ -220,7 +235,14 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
         "keys": [layers, batch, slots, form.key_size],
         "numbers": [layers, batch, slots],
         "steps": [batch],
+        "reads": [layers, batch, slots] if form.counts_reads else None,
     }
+    if form.max_memory is not None and slots > form.max_memory:
+        raise UserValueError(
+            f"hx must have at most max_memory = {form.max_memory} microstates; got {slots}: "
+            f"state.recent({form.max_memory}) has as many.",
+            "hx",
+        )
     for name, shape in expected.items():
         tensor = getattr(state, name)
         if tensor is not None and not (isinstance(tensor, Tensor) and tensor.layout == torch.strided):
@@ -235,7 +257,7 @@ def _check_state(state: SABState, sequences: Sequences, form: Form) -> None:
             remedy = "; the state of another layer begins with an empty memory as h[:], or (h[:], c) for an LSTM"
             remedy = remedy if name in ("microstates", "keys") else ""
             raise UserValueError(f"hx must have {name} of shape {shape}; got {given}{remedy}.", "hx")
-        dtype = torch.int64 if name in ("numbers", "steps") else form.dtype
+        dtype = torch.int64 if name in ("numbers", "steps", "reads") else form.dtype
         if tensor is not None and tensor.dtype != dtype:
             raise UserTypeError(f"hx must have {name} of type {dtype}; got {tensor.dtype}.", "hx")
     if state.steps.device.type != "cpu":

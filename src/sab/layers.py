@@ -87,8 +87,49 @@ class SABLayer(nn.Module, Generic[StateT]):
         max_microstates: int | None = SABConfig.max_microstates,
         backend: str = SABConfig.backend,
         layer_norm: bool = SABConfig.layer_norm,
+        max_memory: int | None = SABConfig.max_memory,
+        forget: str = SABConfig.forget,
         recurrent_dropout: float = 0.0,
     ):
+        """Make a layer; the arguments up to `dtype` are those of `torch.nn`.
+
+        Args:
+            input_size: Size of the inputs.
+            hidden_size: Size n of the hidden state.
+            num_layers: How many layers are stacked, each with a memory of its own.
+            bias: Whether the cell has biases.
+            batch_first: Whether inputs and outputs are [B, T, size] instead of [T, B, size].
+            dropout: The probability, in training, that an entry between two layers is dropped.
+            bidirectional: Whether a second set of weights and a second memory run backwards over the sequence.
+            device: Where the parameters are made.
+            dtype: Floating-point type of the parameters.
+            proj_size: Must be 0: there is no projection.
+            k_top: How many microstates a step may select; 0 makes the layer a plain RNN.
+            k_att: Every k_att-th hidden state is kept as a microstate.
+            k_trunc: How many steps back the gradient follows the recurrent chain; None cuts nowhere.
+            scorer: `affine`, `affine_tanh`, `mlp`, `dot` or `cosine`. How relevant a microstate is; in Python also a
+                callable: (microstates [B, S, n], h [B, n]) to scores [B, S].
+            weighting: `relu`, `relu_norm`, `softmax` or `softmax_sink`. How the selected scores become weights.
+            forward: `sparse` or `dense`. Whether only the selected microstates enter the summary (sparse) or all of
+                them do (dense).
+            incorporate: `add`, `concat`, `add_bounded` or `gate`. How the summary enters the hidden state. With `gate`
+                and a weighting whose weights add up to at most 1, hidden states of LSTM, GRU and tanh cells stay within
+                [-1, 1].
+            initial_gate: With incorporate `gate`, the share of the summary in the hidden state before training, between
+                0 and 1; None means 0.25. A very small one starts the layer as one without a memory, from which it
+                learns to read.
+            input_start: `fan_in` or `torch`. How the input weights of a layer with a memory are drawn: `fan_in` with a
+                standard deviation of 2 / sqrt(input_size), so that an input leaves a mark on the hidden state from the
+                first iteration; `torch` as `torch.nn` does, within 1 / sqrt(hidden_size).
+            attention_size: Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size.
+            max_microstates: How many microstate numbers have a learned bias in the affine scorers; None means no bias.
+            backend: `auto`, `triton`, `cpu` or `reference`. What computes the recurrence; `auto` takes the fastest that
+                supports the configuration.
+            layer_norm: Whether the products of the cell with the input and with the hidden state, and an LSTM's cell
+                state where it is read, are normalised over their entries (layer norm).
+            recurrent_dropout: The probability, in training, that a hidden unit is kept from the recurrent product: at
+                all steps of a call alike, and drawn for each row, layer and direction.
+        """
         super().__init__()
         self.input_size = check_int("input_size", input_size, 1)
         self.hidden_size = check_int("hidden_size", hidden_size, 1)
@@ -118,6 +159,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             max_microstates=max_microstates,
             backend=backend,
             layer_norm=layer_norm,
+            max_memory=max_memory,
+            forget=forget,
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -204,6 +247,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             self._own_weight.device,
             self.config.k_att,
             self._is_cell,
+            self.config.max_memory if self.config.forgets else None,
+            self.config.counts_reads,
         )
 
     def reset_parameters(self) -> None:
@@ -394,9 +439,15 @@ class SABLayer(nn.Module, Generic[StateT]):
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
+        is_bounded = config.forgets
         # There are never more, and larger buffers would be padding. What torch.export leaves open stays open.
-        if not isinstance(most, torch.SymInt) and config.k_top > most:
-            config = _with_k_top(config, most)
+        if not isinstance(most, torch.SymInt):
+            if config.max_memory is not None and is_bounded:
+                is_bounded = most > config.max_memory or config.counts_reads
+                most = config.max_memory if config.max_memory < most else most
+            if config.k_top > most or is_bounded != config.forgets:
+                # Where nothing is forgotten, every backend can run the call.
+                config = _limited(config, most if config.k_top > most else config.k_top, is_bounded)
         results: list[LayerResult] = []
         order = None
         if self.bidirectional and lengths is not None:
@@ -490,7 +541,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         """The smallest state that continues exactly as `state` does, which is a `SABState` or a `SABHidden`.
 
         Where the query cancels, as in the affine scorers, what once fell out of the k_top best is never selected
-        again: with a sparse forward k_top microstates remain. For everything else this is `state` itself.
+        again: with a sparse forward k_top microstates remain. For everything else, and with `max_memory`, which may
+        forget the best, this is `state` itself.
         """
         if isinstance(state, SABHidden):
             return self.compact(state.state)._hidden
@@ -498,7 +550,7 @@ class SABLayer(nn.Module, Generic[StateT]):
             raise UserTypeError(f"state must be a SABState or a SABHidden; got {type(state).__name__}.", "state")
         slots, k, scorer = state.microstates.shape[-2], self.config.k_top, self.config.scorer
         query_cancels = isinstance(scorer, str) and SCORERS[scorer].query_cancels
-        if not query_cancels or self.config.forward == "dense" or slots <= k:
+        if not query_cancels or self.config.forward == "dense" or slots <= k or self.config.forgets:
             return state
         scores = state.keys.squeeze(-1).masked_fill(state.numbers < 0, -torch.inf)
         return state.at(scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values)
@@ -549,6 +601,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         defaults["recurrent_dropout"] = 0.0
         parts += [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         parts += ["layer_norm=True"] if self.config.layer_norm else []
+        parts += [f"max_memory={self.config.max_memory}, forget={self.config.forget}"] if self.config.forgets else []
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
         if self.config.k_top > 0:
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
@@ -561,22 +614,21 @@ class SABLayer(nn.Module, Generic[StateT]):
 
 
 class SABLSTM(SABLayer[SABState]):
-    """`torch.nn.LSTM` with a memory of its hidden states; `SABConfig` documents the keyword-only options but for
-    `recurrent_dropout`."""
+    """`torch.nn.LSTM` with a memory of its hidden states."""
 
     cell = "lstm"
     _torch_class = nn.LSTM
 
 
 class SABGRU(SABLayer[SABHidden]):
-    """`torch.nn.GRU` with a memory of its hidden states; the keyword-only options are those of `SABLSTM`."""
+    """`torch.nn.GRU` with a memory of its hidden states; its arguments are those of `SABLSTM`."""
 
     cell = "gru"
     _torch_class = nn.GRU
 
 
 class SABRNN(SABLayer[SABHidden]):
-    """`torch.nn.RNN` with a memory of its hidden states; the other `options` are those of `SABLSTM`."""
+    """`torch.nn.RNN` with a memory of its hidden states; its `options` are the keyword-only arguments of `SABLSTM`."""
 
     cell = "rnn_tanh"
     _torch_class = nn.RNN
@@ -601,6 +653,10 @@ class SABRNN(SABLayer[SABHidden]):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, **options
         )
         self.nonlinearity = nonlinearity
+
+    __init__.__doc__ = (SABLayer.__init__.__doc__ or "").replace(
+        "            bias: ", "            nonlinearity: `tanh` or `relu`, of the cell.\n            bias: ", 1
+    )
 
 
 def scale_input_weights(weight: Tensor, hidden_size: int) -> None:
@@ -642,15 +698,16 @@ def with_weights_of(module: Any, other: Any) -> Any:
     return other.train(module.training)
 
 
-def _with_k_top(config: SABConfig, k_top: int) -> SABConfig:
+def _limited(config: SABConfig, k_top: int, is_bounded: bool) -> SABConfig:
     if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
-        return replace(config, k_top=k_top)
-    return _replaced(config, k_top)
+        return replace(config if is_bounded else config.unbounded(), k_top=k_top)
+    return _replaced(config, k_top, is_bounded)
 
 
 @lru_cache(maxsize=256)
-def _replaced(config: SABConfig, k_top: int) -> SABConfig:
-    return replace(config, k_top=k_top)  # its checks take a tenth of the time of a small call
+def _replaced(config: SABConfig, k_top: int, is_bounded: bool) -> SABConfig:
+    # Its checks take a tenth of the time of a small call.
+    return replace(config if is_bounded else config.unbounded(), k_top=k_top)
 
 
 def _parts_of(hx: Any) -> tuple[Any, Any, Any]:

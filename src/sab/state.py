@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -32,15 +32,20 @@ class Memory(NamedTuple):
     seen: int | None = None
     """How many steps all rows have seen where every row uses every slot; None where that is unknown. It saves reading
     `numbers`, which on a GPU would wait for the device."""
+    reads: Tensor | None = None
 
     def map(self, floats: Callable[[Tensor], Tensor]) -> Memory:
         """The same with a function applied to its tensors of floating-point numbers."""
         return self._replace(microstates=floats(self.microstates), keys=floats(self.keys))
 
+    def map_whole(self, whole: Callable[[Tensor], Tensor]) -> Memory:
+        """The same with a function applied to its tensors of whole numbers but `steps`."""
+        return self._replace(numbers=whole(self.numbers), reads=None if self.reads is None else whole(self.reads))
+
     def without_batch(self) -> Memory:
         """That of a batch of one as that of unbatched input."""
-        squeezed = self.map(lambda tensor: tensor.squeeze(1))
-        return squeezed._replace(numbers=self.numbers.squeeze(1), steps=self.steps.squeeze(0))
+        squeezed = self.map(lambda tensor: tensor.squeeze(1)).map_whole(lambda tensor: tensor.squeeze(1))
+        return squeezed._replace(steps=self.steps.squeeze(0))
 
 
 class Pending(Generic[T]):
@@ -153,7 +158,9 @@ class SABHidden(Tensor):
         return twin
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        return _restored, (self.as_subclass(Tensor), *_got(self._carried.memory)[:4])
+        memory = _got(self._carried.memory)
+        counts = () if memory.reads is None else (memory.reads,)
+        return _restored, (self.as_subclass(Tensor), *memory[:4], *counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +185,11 @@ class SABState:
     """Each microstate's number, from 0, [layers * directions, B, S]."""
     steps: Tensor
     """How many steps each row has seen, [B], int64, always on the CPU (like the lengths of a PackedSequence)."""
+    reads: Tensor | None = field(default_factory=lambda: None)  # a default would hide `__getattr__`
+    """With `forget="most_read"`, the discounted count of each microstate's reads, as `numbers`; else None."""
 
     def __post_init__(self) -> None:
-        memory = Memory(self.microstates, self.keys, self.numbers, self.steps)
+        memory = Memory(self.microstates, self.keys, self.numbers, self.steps, reads=self.reads)
         object.__setattr__(self, "_memory", memory)
         if not torch.compiler.is_compiling():  # where this order of making things fails
             object.__setattr__(self, "h", attach(self.h, memory))
@@ -211,7 +220,7 @@ class SABState:
 
         def __getattr__(self, name: str) -> Any:
             """A field that is kept in one of the parts from which the state was made."""
-            if name in Memory._fields[:4] and "_memory" in self.__dict__:
+            if name in _OF_MEMORY and "_memory" in self.__dict__:
                 return getattr(_got(self._memory), name)
             if name in ("h", "c") and "_ends" in self.__dict__:
                 return self._ends.get()[name == "c"]
@@ -243,7 +252,7 @@ class SABState:
 
     def __setstate__(self, stored: dict[str, Any]) -> None:
         h = stored["h"]
-        self.__init__(**{name: stored[name] for name in _FIELDS})
+        self.__init__(**{name: stored[name] for name in _FIELDS if name != "reads" or name in stored})
         if isinstance(h, Tensor) and h.is_leaf:
             object.__setattr__(self, "h", _as_leaf(h, self._parts, h.requires_grad))
 
@@ -268,8 +277,7 @@ class SABState:
     def clone(self, *args: Any, **kwargs: Any) -> SABState:
         """A copy, through which gradients flow; arguments as for `Tensor.clone`."""
         copied = self._map(lambda tensor: Tensor.clone(tensor, *args, **kwargs))
-        numbers, steps = self.numbers.clone(), self.steps.clone()
-        return copied._with(copied._parts._replace(numbers=numbers, steps=steps))
+        return copied._with(copied._parts.map_whole(Tensor.clone)._replace(steps=self.steps.clone()))
 
     def to(self, *args: Any, **kwargs: Any) -> SABState:
         """The state on another device or in another floating-point type; arguments as for `Tensor.to`.
@@ -280,7 +288,7 @@ class SABState:
         others = {name: value for name, value in kwargs.items() if name in ("copy", "non_blocking")}
         moved = self._map(lambda tensor: Tensor.to(tensor, *args, **kwargs))
         steps = self.steps.clone() if kwargs.get("copy") else self.steps
-        return moved._with(moved._parts._replace(numbers=self.numbers.to(device, **others), steps=steps))
+        return moved._with(moved._parts.map_whole(lambda tensor: tensor.to(device, **others))._replace(steps=steps))
 
     def cpu(self, *args: Any, **kwargs: Any) -> SABState:
         """The state on the CPU; arguments as for `Tensor.cpu`."""
@@ -299,11 +307,12 @@ class SABState:
         steps_index = self._index(rows)
         index = steps_index if isinstance(steps_index, slice) else steps_index.to(self.h.device)
         # The batch is counted from the end, since a cell's state has no layers.
-        h, c, numbers = (None if part is None else part[..., index, :] for part in (self.h, self.c, self.numbers))
+        h, c = (None if part is None else part[..., index, :] for part in (self.h, self.c))
         assert h is not None
-        assert numbers is not None
-        selected = SABState._of(h, c, self._parts.map(lambda tensor: tensor[..., index, :, :]))
-        return selected._with(selected._parts._replace(numbers=numbers, steps=self.steps[steps_index]))
+        memory = self._parts.map(lambda tensor: tensor[..., index, :, :]).map_whole(
+            lambda tensor: tensor[..., index, :]
+        )
+        return SABState._of(h, c, memory._replace(steps=self.steps[steps_index]))
 
     def _index(self, rows: int | slice | Sequence[int] | Tensor | None) -> slice | Tensor:
         """Rows as an index of `steps`."""
@@ -322,10 +331,7 @@ class SABState:
         fresh[self._index(rows)] = True
         parts = self._parts
         if fresh.all():  # no slot is in use any more
-            slots = parts.numbers[..., :0]
-            parts = parts._replace(
-                microstates=parts.microstates[..., :0, :], keys=parts.keys[..., :0, :], numbers=slots
-            )
+            parts = parts.map(lambda tensor: tensor[..., :0, :]).map_whole(lambda tensor: tensor[..., :0])
         of_rows = fresh.to(self.h.device)
         of_slots = of_rows[:, None, None]
         memory = Memory(
@@ -333,6 +339,7 @@ class SABState:
             keys=parts.keys.masked_fill(of_slots, 0.0),
             numbers=parts.numbers.masked_fill(of_rows[:, None], -1),
             steps=parts.steps.masked_fill(fresh, 0),
+            reads=None if parts.reads is None else parts.reads.masked_fill(of_rows[:, None], 0),
         )
         h, c = (None if part is None else part.masked_fill(of_rows[:, None], 0.0) for part in (self.h, self.c))
         assert h is not None
@@ -352,13 +359,9 @@ class SABState:
 
     def at(self, slots: Tensor) -> SABState:
         """The state with these slots of each row alone, [layers * directions, B, slots]."""
-        rows, (microstates, keys, numbers, *_) = slots.unsqueeze(-1), self._parts
-        shorter = self._parts._replace(
-            microstates=microstates.gather(-2, rows.expand(*slots.shape, microstates.shape[-1])),
-            keys=keys.gather(-2, rows.expand(*slots.shape, keys.shape[-1])),
-            numbers=numbers.gather(-1, slots),
-        )
-        return self._with(shorter)
+        rows = slots.unsqueeze(-1)
+        shorter = self._parts.map(lambda tensor: tensor.gather(-2, rows.expand(*slots.shape, tensor.shape[-1])))
+        return self._with(shorter.map_whole(lambda tensor: tensor.gather(-1, slots)))
 
     def _map(self, floats: Callable[[Tensor], Tensor]) -> SABState:
         """The same with a function applied to its tensors of floating-point numbers."""
@@ -371,7 +374,7 @@ class SABState:
     def _move(self, function: Callable[[Tensor], Tensor]) -> SABState:
         """The same with a function applied to all of its tensors but `steps`."""
         moved = self._map(function)
-        return moved._with(moved._parts._replace(numbers=function(self.numbers)))
+        return moved._with(moved._parts.map_whole(function))
 
     def _with(self, memory: Memory) -> SABState:
         """The same with another memory."""
@@ -413,6 +416,7 @@ class SABState:
 
 
 _FIELDS = tuple(entry.name for entry in fields(SABState))
+_OF_MEMORY = frozenset(_FIELDS) - {"h", "c"}
 
 
 def _got(memory: Memory | Pending[Memory]) -> Memory:
@@ -475,9 +479,11 @@ def _as_leaf(h: Tensor, memory: Memory, requires_grad: bool) -> Any:
     return attach(Tensor.detach(h), memory).requires_grad_(requires_grad)
 
 
-def _restored(h: Tensor, microstates: Tensor, keys: Tensor, numbers: Tensor, steps: Tensor) -> Any:
+def _restored(
+    h: Tensor, microstates: Tensor, keys: Tensor, numbers: Tensor, steps: Tensor, reads: Tensor | None = None
+) -> Any:
     """A SABHidden from its stored parts."""
-    return _as_leaf(h, Memory(microstates, keys, numbers, steps), h.requires_grad)
+    return _as_leaf(h, Memory(microstates, keys, numbers, steps, reads=reads), h.requires_grad)
 
 
 @dataclass(frozen=True, eq=False)
@@ -514,6 +520,7 @@ def _collate(batch: Sequence[Any], **_: Any) -> Any:
         )
     slots = max(state.numbers.shape[-1] for state in states)
     padded = [F.pad(state.numbers, (0, slots - state.numbers.shape[-1]), value=-1) for state in states]
+    counts = [F.pad(state.reads, (0, slots - state.reads.shape[-1])) for state in states if state.reads is not None]
     microstates, keys = (
         [F.pad(tensor, (0, 0, 0, slots - tensor.shape[-2])) for tensor in tensors]
         for tensors in ([state.microstates for state in states], [state.keys for state in states])
@@ -525,22 +532,25 @@ def _collate(batch: Sequence[Any], **_: Any) -> Any:
         keys=torch.stack(keys, 1),
         numbers=torch.stack(padded, 1),
         steps=torch.stack([state.steps for state in states]),
+        reads=torch.stack(counts, 1) if len(counts) == len(states) else None,
     )
     return joined.h if isinstance(batch[0], SABHidden) else joined
 
 
-def _leaves(state: SABState) -> tuple[list[Any], bool]:
-    """The tensors of a state for torch's pytrees, and whether c is among them."""
-    h = _alias_of(state.h)  # not a new one: torch.func counts the operations on its arguments
-    return [value for value in (h, state.c, *state._parts[:4]) if value is not None], state.c is not None
+def _leaves(state: SABState) -> tuple[list[Any], str]:
+    """The tensors of a state for torch's pytrees, and their names."""
+    h, parts = _alias_of(state.h), state._parts  # not a new h: torch.func counts the operations on its arguments
+    found = dict(zip(_FIELDS, (h, state.c, *parts[:4], parts.reads), strict=True))
+    found = {name: value for name, value in found.items() if value is not None}
+    return list(found.values()), " ".join(found)
 
 
-def _of_leaves(leaves: Iterable[Any], has_c: bool) -> SABState:
-    h, *others = leaves
-    return SABState(h, *others) if has_c else SABState(h, None, *others)
+def _of_leaves(leaves: Iterable[Any], names: str) -> SABState:
+    parts: dict[str, Any] = dict(zip(names.split(), leaves, strict=True))
+    return SABState(**{"c": None, **parts})
 
 
-torch_private.register_pytree(SABState, _leaves, _of_leaves, lambda has_c: [n for n in _FIELDS if has_c or n != "c"])
+torch_private.register_pytree(SABState, _leaves, _of_leaves, str.split)
 torch_private.collate_functions.update({SABState: _collate, SABHidden: _collate})
 
 # They hold only tensors, so torch.load may make them from a file that is not trusted.

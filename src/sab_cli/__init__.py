@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from sab_cli import sentences
 from sab_cli.exits import DONE, OUTPUT_CLOSED, USER_ERROR
+from sab_cli.wrapping import columns, listed, print_mistake, wrapped
 
 TABLE = Path(__file__).parent / "options.json"
 LONGEST_WORD = 100
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = answer(arguments)
     if found is not None:
         try:
-            print(found.text, file=sys.stderr if found.is_mistake else sys.stdout, flush=True)
+            text = found.text
+            text = wrapped(text, columns(sys.stderr)) if found.is_mistake else text
+            print(text, file=sys.stderr if found.is_mistake else sys.stdout, flush=True)
         except OSError as error:
             return print_output_error(error)
         return found.status
@@ -71,15 +74,16 @@ def print_output_error(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
         if isinstance(error, BrokenPipeError):
             return OUTPUT_CLOSED
-        print(f"sab: stdout must be a place that can be written to; it is not: {error.strerror}.", file=sys.stderr)
+        print_mistake(f"stdout must be a place that can be written to; it is not: {error.strerror}.")
         return USER_ERROR
     raise error
 
 
 def usage(summaries: Mapping[str, str]) -> str:
-    """The help on all commands, each with one line."""
-    lines = [f"  {name:10}{summary}" for name, summary in summaries.items()]
-    end = "`sab COMMAND --help` shows a command's options, `sab --version` the version."
+    """The help on all commands, each with a sentence."""
+    width = columns()
+    lines = listed(dict(summaries), width, "  ")
+    end = wrapped("`sab COMMAND --help` shows a command's options, `sab --version` the version.", width)
     return "\n".join(["usage: sab COMMAND [OPTIONS]\n", *lines, f"\n{end}"])
 
 

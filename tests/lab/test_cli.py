@@ -137,9 +137,11 @@ def test_train_every_task_by_every_method(task: str, method: str, capsys: Captur
 
 def test_eval(trained: Path, capsys: Capture) -> None:
     assert run("eval", trained) == 0
-    told = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    lines = capsys.readouterr().out.splitlines()
+    told = dict(line.split()[:2] for line in lines)
     stored = json.loads((trained / "result.json").read_text())["metrics"]
     assert {name: float(value) for name, value in told.items()} == pytest.approx(stored, rel=1e-5)
+    assert lines[0].endswith(f"  # accuracy on the last 10: {stored['accuracy_last10']:.1%}")
     assert run("eval", trained, "--split", "valid", "--batches", "3", "--device", "cpu") == 0
     assert capsys.readouterr().out.splitlines()[1] != f"cross_entropy_last10 {told['cross_entropy_last10']}"
     assert run("eval", trained, "--length", "9") == 0
@@ -188,7 +190,7 @@ def test_a_prefix_is_labelled_wherever_a_figure_comes_from_it(capsys: Capture, t
     (out,) = Path("runs").iterdir()
     assert out.name == "text8-20-prefix-sab-lstm6-seed0"
     assert run("eval", out) == 0
-    assert all(line.endswith("  # text8 prefix") for line in capsys.readouterr().out.splitlines())
+    assert all(line.endswith(", text8 prefix") for line in capsys.readouterr().out.splitlines())
     (Path("alone") / "text8").mkdir(parents=True)
     name = "text8.prefix74090640"
     (Path("alone") / "text8" / name).write_bytes((tiny_data / "text8" / name).read_bytes())
@@ -207,7 +209,10 @@ def best(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_that_stops_and_keeps_its_best_weights(best: Path, capsys: Capture) -> None:
-    *progress, stopped, unseen, _ = capsys.readouterr().out.splitlines()
+    *progress, stopped, unseen, took, _, _ = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"It took .* and did not solve the task; best on validation data: 3\.000 at iteration 2\.", took
+    )
     assert [re.search(r"bits per character [\d.]+( \(.*?\))?", line)[0] for line in progress[1:]] == [  # pyright: ignore
         "bits per character 3.000",
         "bits per character 4.000 (best 3.000)",
@@ -223,15 +228,17 @@ def test_a_run_that_stops_and_keeps_its_best_weights(best: Path, capsys: Capture
     for split, metrics in (("test", "metrics"), ("valid", "valid")):
         assert run("eval", best, "--split", split) == 0
         told = capsys.readouterr().out
-        assert all(line.endswith("  # weights of iteration 2") for line in told.splitlines())
+        assert all(line.endswith(", weights of iteration 2") for line in told.splitlines())
         assert {line.split()[0]: float(line.split()[1]) for line in told.splitlines()} == pytest.approx(
             result[metrics], rel=1e-5
         )
     assert run("info", best) == 0
-    told = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    told = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+    assert lines[0].startswith("status "), "the outcome comes first"
     assert (told["status"], told["keep"], told["patience"], told["best_at"]) == ("stopped", "best", "2", "2")
-    assert float(told["valid bits_per_character"]) == result["valid"]["bits_per_character"]
-    assert (told["last evaluation"], told["last valid bits_per_character"]) == ("iteration 6", "5.0")
+    assert float(told["valid bits_per_character"]) == pytest.approx(result["valid"]["bits_per_character"], rel=1e-3)
+    assert (told["last evaluation"], told["last valid bits_per_character"]) == ("iteration 6", "5")
 
 
 def test_best_weights_where_a_run_is_used(best: Path, tiny_data: Path, capsys: Capture) -> None:
@@ -258,7 +265,7 @@ def test_a_prefix_and_the_best_weights_are_told_together(capsys: Capture, monkey
     told = capsys.readouterr().out
     assert re.search(r"On unseen data, by the weights of iteration 6: bits per .* \(text8 prefix\)\.", told)
     assert run("eval", "run/seed-0", "--batches", "1") == 0
-    assert capsys.readouterr().out.endswith("  # text8 prefix, weights of iteration 6\n")
+    assert capsys.readouterr().out.endswith(", text8 prefix, weights of iteration 6\n")
 
 
 def test_sample(characters: Path, capsys: Capture) -> None:
@@ -350,10 +357,11 @@ def test_series_of_different_lengths(capsys: Capture) -> None:
 
 def test_plot(trained: Path, capsys: Capture) -> None:
     assert run("plot", trained) == 0
-    assert capsys.readouterr().out.splitlines() == ["trained/learning_curve.png", "trained/attention.png"]
+    names = [f"{name}.{kind}" for name in ("learning_curve", "attention") for kind in ("png", "pdf", "svg")]
+    assert capsys.readouterr().out.splitlines() == [f"trained/{name}" for name in names]
     assert run("plot", trained, "-o", "new/pictures") == 0
-    assert sorted(path.name for path in Path("new/pictures").iterdir()) == ["attention.png", "learning_curve.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").iterdir())
+    assert sorted(path.name for path in Path("new/pictures").iterdir()) == sorted(names)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").glob("*.png"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text here")
@@ -409,8 +417,11 @@ def test_every_command_takes_a_run_with_torchs_own_layer(cell: str, capsys: Capt
 
 def test_info(trained: Path, capsys: Capture) -> None:
     assert run("info", trained) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    told = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+    assert lines[0].split() == ["status", "finished"], "the outcome comes first"
     assert (told["task"], told["k_trunc"], told["status"]) == ("copying", "4", "finished")
+    assert re.fullmatch(r"\d+\.\d%", told["test accuracy_last10"])
     (trained / "result.json").unlink()
     assert run("info", trained) == 0
     assert "not at its end" in capsys.readouterr().out
@@ -636,10 +647,12 @@ def test_as_a_process() -> None:
 
 def test_seeds_side_by_side(capsys: Capture) -> None:
     assert run(*COPYING, "--seeds", "0, 2", "--out", "my runs") == 0
-    *_, first, second, where = capsys.readouterr().out.splitlines()
+    *_, first, second, took, where, following = capsys.readouterr().out.splitlines()
     assert first.startswith("Seed 0: finished all 6 iterations. On unseen data: accuracy on the last 10 ")
     assert second.startswith("Seed 2: finished all 6 iterations. On unseen data: ")
-    assert where == "The runs are in my runs; see the first with: sab plot 'my runs/seed-0'"
+    assert re.fullmatch(r"It took .* in all; 0 of 2 runs solved the task\.", took)
+    assert where == "The runs are in my runs."
+    assert following == "Next: sab report 'my runs' (a page), sab plot 'my runs/seed-0' (pictures)."
     assert [Run.open(f"my runs/seed-{seed}").config.training.seed for seed in (0, 2)] == [0, 2]
 
 
@@ -678,7 +691,9 @@ def test_demo(capsys: Capture) -> None:
     assert run("demo", "--seed", "3") == 0
     told = capsys.readouterr().out
     out = Path("runs/demo-seed3")
-    assert sorted(path.name for path in out.iterdir()) == ["attention.png", "curves.png", "sab", "tbptt"]
+    assert sorted(path.name for path in out.iterdir()) == ["attention.png", "curves.png", "report.html", "sab", "tbptt"]
+    assert told.endswith(f"Report page, to open in a browser: {out / 'report.html'}\n")
+    assert "truncated BPTT" in (out / "report.html").read_text()
     assert all(str(out / name) in told for name in ("attention.png", "curves.png", "sab", "tbptt"))
     assert all(words in told for words in ("SAB", "truncated BPTT", "never", "chance", "12.5%"))
     runs = [Run.open(out / method) for method in ("sab", "tbptt")]
@@ -686,7 +701,7 @@ def test_demo(capsys: Capture) -> None:
     assert [opened.config.training.iterations for opened in runs] == [6, 6]
     assert [opened.config.training.seed for opened in runs] == [3, 3]
 
-    trained = {path: content for path, content in snapshot(out).items() if path.suffix != ".png"}
+    trained = {path: content for path, content in snapshot(out).items() if path.suffix not in (".png", ".html")}
     assert run("demo", "--seed", "3") == 0, "a second time shows what is there"
     assert trained.items() <= snapshot(out).items()
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sab
+from sab.config import FORGETS
 from sab.errors import SlowBackendWarning
 from sab.ops import dispatch
 from sab.parts import registry
@@ -25,6 +26,8 @@ WEIGHTINGS_AND_FORWARDS = [(name, "sparse") for name in WEIGHTINGS] + [
 BACKENDS = [name for name in dispatch.BACKENDS if name != "triton"]
 """Those that run on the CPU; interpreted, the Triton kernels are too slow for every test and have their own."""
 DOUBLE = torch.float64
+BOUNDS = st.none() | st.integers(1, 3)
+"""For `max_memory`."""
 PLAIN: dict[str, Any] = {"k_top": 0, "k_trunc": None}
 """The options that make a layer `torch.nn`'s."""
 
@@ -174,7 +177,10 @@ def cases(draw: st.DrawFn, max_steps: int = 9, max_batch: int = 3, ragged: bool 
         "backend": take("backend", st.sampled_from(["auto", "reference"])),
         # The layer norm of one or two entries is the same for nearly all.
         "layer_norm": take("layer_norm", st.booleans()) and sizes[1] > 2,
+        "max_memory": take("max_memory", st.none()),
     }
+    if options["max_memory"] is not None:
+        options["forget"] = take("forget", st.sampled_from(FORGETS))
     return Case(
         cell=take("cell", st.sampled_from(CELLS)),
         sizes=sizes,

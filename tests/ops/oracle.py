@@ -28,30 +28,72 @@ class RowTrace:
     weights: list[list[Tensor]] = field(default_factory=list)
     summaries: list[Tensor] = field(default_factory=list)
     microstates: list[Tensor] = field(default_factory=list)
+    """Those that are not forgotten, oldest first."""
+    kept: list[int] = field(default_factory=list)
+    """Their numbers."""
+    reads: dict[int, int] = field(default_factory=dict)
+    """By the number of a microstate how often it was read, discounted."""
     h: Tensor = field(default_factory=lambda: torch.empty(0))
     c: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def run_row(xs: list[Tensor], h: Tensor, c: Tensor, p: Parameters, cell: str, options: Any) -> RowTrace:
-    """Run one row; `options` has the fields k_top, k_att, k_trunc, scorer, weighting, forward and incorporate."""
+    """Run one row; `options` has the fields of a SABConfig."""
     trace = RowTrace()
     for t, x in enumerate(xs, start=1):
         if options.k_trunc is not None and t > 1 and (t - 1) % options.k_trunc == 0:
             h, c = h.detach(), c.detach()
         h, c = _cell(cell, x, h, c, p)
 
-        numbers, weights, summary = _read(t, h, trace.microstates, p, options)
+        numbers, weights, summary = _read(t, h, trace.microstates, trace.kept, p, options)
         if numbers:
             h = _incorporate(h, summary, p, options.incorporate)
 
+        for number in numbers:
+            trace.reads[number] += 2**24
         if t % options.k_att == 0:
-            trace.microstates.append(h)
+            _keep(trace, t // options.k_att - 1, h, options)
         trace.outputs.append(h)
         trace.numbers.append(numbers)
         trace.weights.append(weights)
         trace.summaries.append(summary)
     trace.h, trace.c = h, c
     return trace
+
+
+def _keep(trace: RowTrace, number: int, h: Tensor, options: Any) -> None:
+    """Add a microstate, and forget one where there are more than max_memory."""
+    most = options.max_memory
+    if most is not None:
+        power = 1
+        while power < most:
+            power *= 2
+        trace.reads = {one: count - count // power for one, count in trace.reads.items()}
+    older = list(trace.kept)
+    trace.reads[number] = 2**24
+    trace.kept.append(number)
+    trace.microstates.append(h)
+    if most is None or len(trace.kept) <= most:
+        return
+    if options.forget == "recent":
+        place = 0
+    elif options.forget == "most_read":
+        place = min(range(most), key=lambda i: (trace.reads[older[i]], i))
+    else:
+        place = min(drawn(number), most)
+    trace.kept.pop(place)
+    trace.microstates.pop(place)
+
+
+def drawn(number: int, seed: int = 0x5AB) -> int:
+    """SplitMix64's output number `number`, as its authors write it, modulo number + 1."""
+    state = seed
+    for _ in range(number + 1):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+    z = state
+    z = (z ^ (z // 2**30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z // 2**27)) * 0x94D049BB133111EB % 2**64
+    return (z ^ (z // 2**31)) % (number + 1)
 
 
 def _cell(cell: str, x: Tensor, h: Tensor, c: Tensor, p: Parameters) -> tuple[Tensor, Tensor]:
@@ -83,25 +125,26 @@ def _cell(cell: str, x: Tensor, h: Tensor, c: Tensor, p: Parameters) -> tuple[Te
 
 
 def _read(
-    t: int, h: Tensor, memory: list[Tensor], p: Parameters, options: Any
+    t: int, h: Tensor, memory: list[Tensor], kept: list[int], p: Parameters, options: Any
 ) -> tuple[list[int], list[Tensor], Tensor]:
     """Numbers and weights of the microstates that step t selects, and the summary."""
     k = min(options.k_top, len(memory))
     if k == 0:
         return [], [], torch.zeros_like(h)
     score = _scorer(options.scorer, p, t, options.k_att)
-    scores = [score(m, i, h) for i, m in enumerate(memory)]
+    scores = [score(m, number, h) for number, m in zip(kept, memory, strict=True)]
     ranking = sorted(range(len(memory)), key=lambda i: (-scores[i].item(), i))
     selected = ranking[:k]
+    numbers = [kept[i] for i in selected]
     if options.forward == "sparse":
         weights = _weigh([scores[i] for i in selected], options.weighting)
         summary = _sum([w * memory[i] for w, i in zip(weights, selected, strict=True)])
-        return selected, weights, summary
+        return numbers, weights, summary
     for i in ranking[k:]:
         scores[i] = scores[i].detach()
     weights = _weigh(scores, options.weighting)
     read = [m if i in selected else m.detach() for i, m in enumerate(memory)]
-    return selected, [weights[i] for i in selected], _sum([w * m for w, m in zip(weights, read, strict=True)])
+    return numbers, [weights[i] for i in selected], _sum([w * m for w, m in zip(weights, read, strict=True)])
 
 
 def _scorer(scorer: Any, p: Parameters, t: int, k_att: int) -> Score:

@@ -14,6 +14,7 @@ from sab.parts.scorers import turn
 from sab.state import SABState
 from tests.comparing import selects_surely
 from tests.ops.cases import (
+    BOUNDS,
     CELLS,
     INCORPORATIONS,
     SCORERS,
@@ -208,7 +209,7 @@ def run_pieces(layer: Any, x: Tensor, division: list[slice], lengths: Tensor) ->
 
 
 @settings(max_examples=80)
-@given(cases(bidirectional=False, max_steps=10), st.data())
+@given(cases(bidirectional=False, max_steps=10, max_memory=BOUNDS), st.data())
 def test_pieces_equal_the_whole(case: Case, data: st.DataObject) -> None:
     layer, lengths = case.layer(), torch.tensor(case.lengths)
     assume(selects_surely(layer, case.x(), lengths=lengths))
@@ -240,7 +241,7 @@ def test_a_detached_state_stops_every_gradient(case: Case, more: int) -> None:
     assert_close(output, layer(rest, attached)[0])
 
 
-@given(cases(bidirectional=False, max_batch=3, ragged=True), st.integers(1, 7))
+@given(cases(bidirectional=False, max_batch=3, ragged=True, max_memory=BOUNDS), st.integers(1, 7))
 def test_rows_that_have_seen_different_steps_continue_as_if_alone(case: Case, more: int) -> None:
     """Cuts, keeps and numbers follow each row's own count of steps."""
     layer, x = case.layer(), case.x()

@@ -24,6 +24,7 @@ from sab.ops.cpu import loader
 from tests.comparing import distances_of_scores, selects_surely
 from tests.ops.cases import (
     BACKENDS,
+    BOUNDS,
     DOUBLE,
     assert_close,
     cases,
@@ -177,12 +178,12 @@ def test_fresh_memory_is_poisoned() -> None:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("backend", FAST)
-@given(case=cases(backend="reference"), pieces=st.integers(1, 3))
+@given(case=cases(backend="reference", max_memory=BOUNDS), pieces=st.integers(1, 3))
 @settings(max_examples=60 if FAST == ["cpu"] else 6)  # interpreted kernels take their time
 def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str, case: Any, pieces: int) -> None:
     case.lengths[0] = case.steps  # else the reference has no slot where no row has a microstate
     if backend == "triton":
-        case.options["forward"] = "sparse"
+        case.options |= {"forward": "sparse", "max_memory": None, "forget": "recent"}
     results = []
     for name in ("reference", backend):
         layer = case.layer()
@@ -201,7 +202,7 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
             assume(distances.certain())
             keys = state.keys.masked_fill(state.numbers.unsqueeze(-1) < 0, 0.0)  # those of no microstate are free
             seen += [output, *state, state.microstates, keys, attention.weights, attention.summary]
-            numbers += [attention.numbers, state.numbers, state.steps]
+            numbers += [attention.numbers, state.numbers, state.steps, *([] if state.reads is None else [state.reads])]
         leaves = [x, *given_state, *layer.parameters()]
         results.append((seen + gradients(seen, leaves), numbers))
     (expected, expected_numbers), (actual, actual_numbers) = results
@@ -282,6 +283,7 @@ def initial(layer: Any) -> Any:
         ("lstm", {"k_top": 0}),
         ("lstm", {"k_top": 3, "layer_norm": True}),
         ("gru", {"k_top": 3, "layer_norm": True, "bidirectional": True}),
+        ("lstm", {"k_top": 2, "max_memory": 2, "forget": "most_read"}),
     ],
 )
 def test_the_whole_layer_compiles_into_one_graph(cell: str, options: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from tests.comparing import randomize_surely, selects_surely
 from tests.ops import oracle
 from tests.ops.cases import (
     BACKENDS,
+    BOUNDS,
     CELLS,
     INCORPORATIONS,
     SCORERS,
@@ -105,7 +106,7 @@ def test_every_combination_equals_the_oracle(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=100)
-@given(case=cases(max_steps=12))
+@given(case=cases(max_steps=12, max_memory=BOUNDS))
 def test_random_shapes_and_options_equal_the_oracle(backend: str, case: Case) -> None:
     case.options["backend"] = backend
     require(backend, case)

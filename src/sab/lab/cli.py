@@ -17,6 +17,7 @@ from sab.extras import explain
 from sab.lab.commands import datasets, experiments, machine, models, pictures, training
 from sab.lab.commands.parsing import call, with_flag
 from sab_cli.exits import DONE, INTERRUPTED, OUTPUT_CLOSED, USER_ERROR
+from sab_cli.wrapping import print_mistake
 
 
 def _print_missing(error: ModuleNotFoundError) -> int:
@@ -24,7 +25,7 @@ def _print_missing(error: ModuleNotFoundError) -> int:
     sentence = explain(error)
     if sentence is None:
         raise error
-    print(f"sab: {sentence}", file=sys.stderr)
+    print_mistake(sentence)
     return USER_ERROR
 
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
         return status
     except UserError as mistake:
-        print(f"sab: {with_flag(mistake)}", file=sys.stderr)
+        print_mistake(with_flag(mistake))
         return USER_ERROR
     except ModuleNotFoundError as error:
         return _print_missing(error)
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _is_out_of_memory(error):
             raise
         advice = "make --hidden-size, --batch-size, --length or --k-top smaller"
-        print(f"sab: there is not enough memory; {advice}.", file=sys.stderr)
+        print_mistake(f"there is not enough memory; {advice}.")
         return USER_ERROR
     except KeyboardInterrupt:
         print("sab: interrupted.", file=sys.stderr)
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_refused(error: OSError) -> int:
     """Prints which file or folder the system refused, such as one without permission."""
-    print(f"sab: {error.filename!r} must be there and open to you; it is not: {error.strerror}.", file=sys.stderr)
+    print_mistake(f"{error.filename!r} must be there and open to you; it is not: {error.strerror}.")
     return USER_ERROR
 
 

@@ -119,7 +119,7 @@ def show(facts: Mapping[str, Any]) -> None:
     """Write one fact a line, their values below each other."""
     width = max(map(len, facts))
     for fact, value in facts.items():
-        sys.stdout.write(f"{fact:{width}}  {value}\n")
+        sys.stdout.write(f"{fact:{width}}  {value}".rstrip() + "\n")
 
 
 # Output

@@ -7,6 +7,7 @@ everything else follows from it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -127,8 +128,10 @@ class Stream(NamedTuple):
         grown: list[tuple[Tensor, Tensor]],
     ) -> Stream:
         """The stream some steps later, which added these microstates and keys; what is forgotten is left out."""
-        chunks = tuple(chunk for chunk in chunks if horizon.is_kept(chunk, seen))
-        number = min((horizon.oldest(chunk.first) for chunk in chunks), default=horizon.oldest(seen))
+        forgotten = takewhile(lambda chunk: not horizon.is_kept(chunk, seen), chunks)  # the oldest ones come first
+        chunks = chunks[sum(1 for _ in forgotten) :]
+        chunks = tuple(one for one in chunks if one.first + horizon.k_trunc <= self.seen or horizon.is_kept(one, seen))
+        number = horizon.oldest(chunks[0].first if chunks else seen)
         microstates, keys = (
             torch.cat([old, *new], -2)[..., number - self.number :, :].clone()
             for old, new in ((self.microstates, [m for m, _ in grown]), (self.keys, [k for _, k in grown]))

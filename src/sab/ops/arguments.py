@@ -38,6 +38,7 @@ class Initial(NamedTuple):
     c: Tensor | None = None
     microstates: Tensor | None = None
     keys: Tensor | None = None
+    reads: Tensor | None = None
 
 
 class Parameters(NamedTuple):
@@ -78,6 +79,9 @@ class Options(NamedTuple):
     k_trunc: int
     """0 for None."""
     layer_norm: bool
+    max_memory: int
+    """0 for None, and where there is no memory."""
+    forget: str
     seen: SymbolicInt
     """How many steps all rows have seen before."""
     compute: torch.dtype
@@ -85,7 +89,7 @@ class Options(NamedTuple):
 
     def config(self) -> SABConfig:
         """The memory's options; `attention_size` and `max_microstates` are in the shapes of the parameters."""
-        return _config(*self[2:10])
+        return _config(*self[2:12])
 
 
 class Purpose(NamedTuple):
@@ -153,8 +157,12 @@ def _config(
     k_att: int,
     k_trunc: int,
     layer_norm: bool,
+    max_memory: int,
+    forget: str,
 ) -> SABConfig:
-    return SABConfig(k_top, k_att, k_trunc or None, scorer, weighting, forward, incorporate, layer_norm=layer_norm)
+    parts = scorer, weighting, forward, incorporate
+    bound = {"max_memory": max_memory, "forget": forget} if max_memory > 0 else {}
+    return SABConfig(k_top, k_att, k_trunc or None, *parts, layer_norm=layer_norm, **bound)
 
 
 class Results(NamedTuple):
@@ -168,13 +176,15 @@ class Results(NamedTuple):
     weights: Tensor | None = None
     selected: Tensor | None = None
     summary: Tensor | None = None
+    live: Tensor | None = None
+    reads: Tensor | None = None
 
     @classmethod
-    def of(cls, outputs: Sequence[Tensor], cell: str, k_top: int) -> Results:
+    def of(cls, outputs: Sequence[Tensor], cell: str, config: SABConfig) -> Results:
         """The first ones of all that the operation returns."""
         hidden, store, *others = outputs
         c = others.pop(0) if CELLS[cell].has_c else None
-        return cls(hidden, store, c, *(others[:4] if k_top > 0 else ()))
+        return cls(hidden, store, c, *others[: 4 * (config.k_top > 0) + config.forgets + config.counts_reads])
 
 
 @lru_cache(maxsize=256)
@@ -187,10 +197,13 @@ def _names(
     saves_norm: bool,
     saves_map: bool,
     layer_norm: bool,
+    forgets: bool,
+    counts_reads: bool,
     saves: bool,
 ) -> tuple[str, ...]:
     visible = {"hidden": True, "store": True, "c": has_c}
     visible |= dict.fromkeys(("keys", "weights", "selected", "summary"), has_memory)
+    visible |= {"live": forgets, "reads": counts_reads}
     saved = {
         "gates": True,
         "hidden_new": splits_gates,
@@ -217,7 +230,9 @@ def result_names(options: Options, saves: bool = True) -> tuple[str, ...]:
     saves_norm = WEIGHTINGS[options.weighting].saves_norm
     saves_map = INCORPORATIONS[options.incorporate].saves_map
     facts = scorer.query_cancels, scorer.normalises, saves_norm, saves_map
-    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, *facts, options.layer_norm, saves)
+    config = options.config()
+    facts += options.layer_norm, config.forgets, config.counts_reads
+    return _names(options.k_top > 0, cell.has_c, cell.splits_gates, *facts, saves)
 
 
 def pack_results(hidden: Tensor, buffers: Buffers, options: Options, saves: bool) -> list[Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops import reference, schedule
+from sab.ops import forgetting, reference, schedule
 from sab.ops.types import LayerState, LayerWeights, fresh_state
 from sab.state import Attention
 
@@ -108,17 +108,17 @@ _APART = 2
 @torch.no_grad()
 def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
     """Run x [T, input_size] with the selections that were made, `numbers` [T, k]."""
-    config = layer.config
+    config, layer = layer.config, layer._replace(config=layer.config.unbounded())
     start = fresh_state(x.unsqueeze(1), layer.weights, layer.cell, config)
     h = start.h.new_zeros(len(x) + 1, start.h.shape[-1])
     c = None if start.c is None else torch.zeros_like(h)
     # With these a step's result depends on more than the microstates that it selected.
     sees_all = config.forward == "dense" or callable(config.scorer)
+    kept = _macrostates(numbers, config) if sees_all else []
     reads: list[Attention] = []
     slots: list[list[int]] = []
     for t, selected in enumerate(numbers.tolist()):
-        kept = range(schedule.next_number(t, config.k_att) if config.k_top > 0 else 0)
-        slots.append(list(kept) if sees_all else [number for number in selected if number >= 0])
+        slots.append(kept[t] if sees_all else [number for number in selected if number >= 0])
         now = slice(t, t + 1)
         microstates = _microstates(h, slots[t], config).unsqueeze(0)
         h_t, c_t, read = _step(layer, t, x[now], h[now], None if c is None else c[now], microstates, slots[t])
@@ -128,6 +128,21 @@ def replay(x: Tensor, numbers: Tensor, layer: Layer) -> Replay:
         reads.append(read)
     selected_then = (torch.cat([read.numbers for read in reads]), torch.cat([read.weights for read in reads]))
     return Replay(layer, x, h, c, slots, *selected_then)
+
+
+def _macrostates(selected: Tensor, config: SABConfig) -> list[list[int]]:
+    """The numbers of the microstates that each step finds, where the steps selected these, [T, k]."""
+    numbers = selected.new_zeros(1, 0)
+    reads = torch.zeros_like(numbers) if config.counts_reads else None
+    found: list[list[int]] = []
+    for t, of_step in enumerate(selected):
+        found.append(numbers[0].tolist())
+        if reads is not None:
+            reads = forgetting.count(reads, numbers, of_step.unsqueeze(0))
+        if config.k_top > 0 and schedule.keeps(t, config.k_att):
+            newest = torch.tensor([schedule.next_number(t, config.k_att)])
+            numbers, reads, _ = forgetting.keep(numbers, reads, newest, newest >= 0, config)
+    return found
 
 
 def _microstates(h: Tensor, slots: Sequence[int], config: SABConfig) -> Tensor:

@@ -25,7 +25,7 @@ Mapped = tuple[tuple[Tensor, ...], tuple[int | None, ...]]
 
 _ROWS_OF_INPUTS = {"x": 1} | dict.fromkeys(("lengths", "h_mask", *Initial._fields), 0)
 """The dimension of the rows, by name; the others, the weights, have none."""
-_ROWS_OF_RESULTS: dict[str, int | None] = {"keys": 0, "key_scale": 0, "packed": None}
+_ROWS_OF_RESULTS: dict[str, int | None] = {"keys": 0, "key_scale": 0, "live": 0, "reads": 0, "packed": None}
 """The same for those results whose rows are not dimension 1, after time."""
 LARGEST_COPY = 1 << 26
 """Bytes of what one forward left that are copied at most, so that several backwards of it run as one."""

@@ -25,9 +25,12 @@ state type. The last two columns are the contents before and after the forward l
 | packed | the backend packs | its own | the weights | |
 | x_normed, h_normed | `layer_norm` | [T, B, G] | | the products W_ih x and W_hh h, normalised, without gain |
 | x_scale, h_scale | `layer_norm` | [T, B] | | what the differences from their means were multiplied with |
+| live | `max_memory` | [B, N], int32 | | the slots of what is not forgotten, oldest first, otherwise -1 |
+| reads | `most_read` | [B, N], int64 | counts of the first F slots, otherwise 0 | those of `live` |
 
 A microstate is not copied: slot s is row s of `store` for the first F slots, then the row of the hidden state that was
-kept (`schedule.kept_row`). Past its end a row is 0 in every buffer and has selected nothing. Where the scorer
+kept (`schedule.kept_row`). What a bounded macrostate forgot keeps its slot: it is not in `live`, which has min(N, S)
+places with N = max_memory. Past its end a row is 0 in every buffer and has selected nothing. Where the scorer
 normalises, `keys` have length 1 and `query` is W_q ĥ as it is. With layer norm the input's part in `gates` is W_ih x
 alone, and the loops normalise it.
 """
@@ -96,6 +99,8 @@ class Buffers(NamedTuple):
     x_scale: Tensor | None = None
     h_normed: Tensor | None = None
     h_scale: Tensor | None = None
+    live: Tensor | None = None
+    reads: Tensor | None = None
 
     @property
     def written(self) -> tuple[Tensor | None, ...]:
@@ -170,19 +175,23 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     if cell.has_c:
         c = like(store) if plan.first_slots == 0 else new((steps + 1, batch, n), dtype=kept)
     hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
-    normed: Any = {}
+    others: Any = {}
     if plan.config.layer_norm:
-        normed = {name: torch.empty_like(gates, dtype=kept) for name in ("x_normed", "h_normed")}
-        normed |= {name: new((steps, batch), dtype=kept) for name in ("x_scale", "h_scale")}
+        others = {name: torch.empty_like(gates, dtype=kept) for name in ("x_normed", "h_normed")}
+        others |= {name: new((steps, batch), dtype=kept) for name in ("x_scale", "h_scale")}
     if k_top == 0:
         found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
-        return Buffers._make(map((found | {"lengths": lengths, "packed": packed} | normed).get, Buffers._fields))
+        return Buffers._make(map((found | {"lengths": lengths, "packed": packed} | others).get, Buffers._fields))
     scorer = SCORERS[str(plan.config.scorer)]
     normalises = scorer.normalises
     query = None
     if not scorer.query_cancels:
         query = like(h_hat) if plan.key_size == n else new((steps, batch, plan.key_size), dtype=kept)
     weights = new((steps, batch, k_top), dtype=kept)
+    if plan.config.forgets:
+        others["live"] = new((batch, plan.places), dtype=torch.int32)
+    if plan.config.counts_reads:
+        others["reads"] = new((batch, plan.places), dtype=torch.int64)
     return Buffers(
         store=store,
         c=c,
@@ -201,7 +210,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         scores=like(weights) if normalises else None,
         lengths=lengths,
         packed=packed,
-        **normed,
+        **others,
     )
 
 

@@ -46,6 +46,12 @@ def check_inputs(given: Given, initial: Initial, parameters: Parameters, options
             raise UserValueError(f"{name} must be {wanted}; got {list(tensor.shape)}.", name)
         if tensor is None and shape is not None and options.layer_norm and name.startswith("norm_"):
             raise UserValueError(f"{name} must be of shape {list(shape)}; got None.", name)
+    config = options.config()
+    if config.max_memory is not None and config.forgets and first_slots > config.max_memory:
+        most = config.max_memory
+        raise UserValueError(f"microstates must be at most {most}; got {first_slots}.", "microstates")
+    if config.counts_reads and first_slots > 0 and (initial.reads is None or initial.reads.dtype != torch.int64):
+        raise UserValueError(f"reads must be of shape {[sizes[0], first_slots]} and of type torch.int64.", "reads")
     lengths = given.lengths
     if lengths is not None and (lengths.dtype != torch.int64 or not lengths.is_contiguous()):
         raise UserValueError(f"lengths must be contiguous and of type torch.int64; got {lengths.dtype}.", "lengths")
@@ -62,6 +68,7 @@ def _shapes(
         "h": (batch, n),
         "microstates": (batch, first_slots, n),
         "keys": (batch, first_slots, key_size),
+        "reads": (batch, first_slots),
         "w_ih": (gates, inputs),
         "w_hh": (gates, n),
         "b_ih": (gates,),

@@ -67,7 +67,7 @@ def run(
     assert seen is not None
     device_lengths = None if lengths is None else lengths.to(x.device, non_blocking=True)
     given = Given(x, device_lengths)
-    initial = _FRESH if state is None else Initial(*state[:4])
+    initial = _FRESH if state is None else Initial(*state[:4], state.reads if config.counts_reads else None)
     scorer = weights.scorer if config.k_top > 0 else ScorerWeights()
     parameters = Parameters(*weights[:4], *scorer, *weights[5:])
     options = Options(
@@ -81,6 +81,8 @@ def run(
         config.k_att,
         config.k_trunc or 0,
         config.layer_norm,
+        (config.max_memory or 0) if config.forgets else 0,
+        config.forget,
         seen,
         precision.compute_type(x, weights),
     )
@@ -98,13 +100,13 @@ def run(
     else:
         with torch_private.below_autograd():
             outputs = _forward(given, initial, parameters, options, saves)
-    hidden, store, c, keys, *attended = Results.of(outputs, cell_name, config.k_top)
+    hidden, store, c, keys, *attended, live, reads = Results.of(outputs, cell_name, config)
     first_numbers = state.numbers.clone() if state is not None and state.numbers.shape[1] > 0 else None
     after = Pass(x.shape[0], x.shape[1], config, first_numbers, seen, device_lengths, weights.w_hh.dtype)
     return LayerResult(
         hidden,
         partial(after.ends, store, c),
-        partial(after.memory, store, keys),
+        partial(after.memory, store, keys, live, reads),
         partial(after.attention, store, *attended),
     )
 
@@ -138,6 +140,10 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
             assert buffers.keys is not None
             store[:first_slots] = initial.microstates.transpose(0, 1)
             buffers.keys[:, :first_slots] = initial.keys
+        if buffers.reads is not None:
+            buffers.reads.zero_()
+            if initial.reads is not None:
+                buffers.reads[:, :first_slots] = initial.reads
         if initial.h is None and initial.c is None:
             torch_private.zero_all([store[first_slots]] if buffers.c is None else [store[first_slots], buffers.c[0]])
         else:

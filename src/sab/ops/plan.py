@@ -38,6 +38,12 @@ class Plan(NamedTuple):
         return self.config.k_top > 0 and SCORERS[str(self.config.scorer)].query_cancels
 
     @property
+    def places(self) -> int:
+        """How many microstates a row of a bounded macrostate holds at most; 0 where there is no bound."""
+        most = self.config.max_memory if self.config.forgets else None
+        return 0 if most is None else self.slots if self.slots < most else most
+
+    @property
     def first_kept(self) -> int:
         """The first step, from 0, whose hidden state is kept."""
         return schedule.first_kept(self.seen, self.config.k_att)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.errors import UserValueError
-from sab.ops import schedule
+from sab.ops import forgetting, schedule
 from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights, fresh_state
 from sab.parts.cells import NORM_EPSILON, linear
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
@@ -33,9 +33,9 @@ def run(
     """Run x [T, B, input_size] from `state`, None being a fresh one; row b ends after lengths[b] steps, or T."""
     if state is None:
         state = fresh_state(x, weights, cell_name, config)
-    h, c, microstates, keys, numbers, steps, _ = state
+    h, c, microstates, keys, numbers, steps, _, reads = state
     x_gates = linear(x, weights.w_ih, weights.b_ih, weights.norm_ih).to(h.dtype)
-    outputs, reads = [], []
+    outputs, attended = [], []
     for t, x_gates_t in enumerate(x_gates.unbind(0)):
         seen = steps + t
         goes_on = torch.ones_like(seen, dtype=torch.bool) if lengths is None else t < lengths
@@ -48,28 +48,32 @@ def run(
 
         h_new, c_new, read = step(x_gates_t, h_in, c_in, seen, microstates, keys, numbers, weights, cell_name, config)
 
+        if reads is not None:
+            reads = _where_rows(goes_on, forgetting.count(reads, numbers, read.numbers), reads)
         keep = goes_on & schedule.keeps(seen, config.k_att)
         if config.k_top > 0 and keep.any():
-            number = torch.where(keep, schedule.next_number(seen, config.k_att), -1).to(h.device)
+            newest = schedule.next_number(seen, config.k_att)
             microstate = _where_rows(keep, h_new, torch.zeros_like(h_new))
-            key = key_of(microstate, number, weights.scorer, config)
+            key = key_of(microstate, torch.where(keep, newest, -1).to(h.device), weights.scorer, config)
             microstates = torch.cat([microstates, microstate.unsqueeze(1)], dim=1)
             keys = torch.cat([keys, key.unsqueeze(1)], dim=1)
-            numbers = torch.cat([numbers, number.unsqueeze(1)], dim=1)
+            numbers, reads, stay = forgetting.keep(numbers, reads, newest, keep, config)
+            if stay is not None:
+                microstates, keys = (_at(tensor, stay) for tensor in (microstates, keys))
 
         outputs.append(_where_rows(goes_on, h_new, torch.zeros_like(h_new)))
-        reads.append(read if goes_on.all() else _blank_rows(~goes_on, read))
+        attended.append(read if goes_on.all() else _blank_rows(~goes_on, read))
         h = _where_rows(goes_on, h_new, h)
         c = None if c is None or c_new is None else _where_rows(goes_on, c_new, c)
 
     attention = Attention(
-        torch.stack([read.numbers for read in reads]),
-        torch.stack([read.weights for read in reads]),
-        torch.stack([read.summary for read in reads]),
+        torch.stack([read.numbers for read in attended]),
+        torch.stack([read.weights for read in attended]),
+        torch.stack([read.summary for read in attended]),
     )
-    memory = LayerMemory(microstates, keys, numbers)
+    memory = LayerMemory(microstates, keys, numbers, reads)
     if numbers is state.numbers:  # nothing was kept: what the caller passed in is theirs to change
-        memory = LayerMemory(*(tensor.clone() for tensor in memory))
+        memory = LayerMemory(*(None if tensor is None else tensor.clone() for tensor in memory))  # pyright: ignore
     ends = Ends(h, c)
     return LayerResult(torch.stack(outputs), lambda: ends, lambda: memory, lambda: attention)
 
@@ -178,6 +182,11 @@ def _score(
     if SCORERS[config.scorer].normalises:  # to turn all keys back is to turn the query
         keys = turn(keys, -seen.to(keys.device).unsqueeze(-1))
     return SCORERS[config.scorer].score(scorer, keys, h).to(h.dtype)
+
+
+def _at(tensor: Tensor, slots: Tensor) -> Tensor:
+    """These slots of each row alone: [B, S, d] and [B, N] to [B, N, d]."""
+    return tensor.gather(1, slots.unsqueeze(-1).expand(-1, -1, tensor.shape[-1]))
 
 
 def _where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -44,18 +44,38 @@ class Pass(NamedTuple):
         h = store[self.first_slots + self.lengths, row].to(self.dtype)
         return Ends(h, None if c is None else c[self.lengths, row].to(self.dtype))
 
-    def memory(self, store: Tensor, keys: Tensor | None) -> LayerMemory:
+    def memory(
+        self, store: Tensor, keys: Tensor | None, live: Tensor | None = None, reads: Tensor | None = None
+    ) -> LayerMemory:
         """The memory after the last step. It holds no part of `store`."""
         if self.config.k_top == 0 or keys is None:
             nothing = store.new_zeros(self.batch, 0, store.shape[-1], dtype=self.dtype)
             return LayerMemory(nothing, nothing[..., :0], nothing[..., 0].long())
+        numbers, late = self._numbers(store.device)
+        if live is not None:
+            return self._remembered(store, keys, numbers, live, reads)
         first_slots, k_att = self.first_slots, self.config.k_att
         first = schedule.kept_row(first_slots, self.seen, first_slots, k_att)
         microstates = torch.cat([store[:first_slots], store[first::k_att]]).transpose(0, 1).to(self.dtype)
-        numbers, late = self._numbers(store.device)
         if late is not None:
             numbers, keys = numbers.masked_fill(late, -1), keys.masked_fill(late.unsqueeze(-1), 0.0)
         return LayerMemory(microstates, keys.to(self.dtype), numbers)
+
+    def _remembered(
+        self, store: Tensor, keys: Tensor, numbers: Tensor, live: Tensor, reads: Tensor | None
+    ) -> LayerMemory:
+        """The memory of a bounded macrostate: of all slots those that are `live`, [B, N]."""
+        unused, slots, first_slots = live < 0, live.clamp(min=0).long(), self.first_slots
+        place = torch.where(
+            slots < first_slots, slots, schedule.kept_row(slots, self.seen, first_slots, self.config.k_att)
+        )
+        rows = torch.arange(self.batch, device=store.device).unsqueeze(1)
+        microstates, keys = (
+            tensor.masked_fill(unused.unsqueeze(-1), 0.0).to(self.dtype)
+            for tensor in (store[place, rows], keys[rows, slots])
+        )
+        counts = None if reads is None else reads.clone()
+        return LayerMemory(microstates, keys, numbers.gather(1, slots).masked_fill(unused, -1), counts)
 
     def attention(
         self, store: Tensor, weights: Tensor | None, selected: Tensor | None, summary: Tensor | None

@@ -44,6 +44,7 @@ class LayerState(NamedTuple):
     steps: Tensor
     seen: int | None = None
     """How many steps all rows have seen; None where rows differ, or some slot of some row is not in use."""
+    reads: Tensor | None = None
 
     @classmethod
     def of(cls, state: SABState, index: int, seen: int | None) -> LayerState:
@@ -56,6 +57,7 @@ class LayerState(NamedTuple):
             numbers=state.numbers[index],
             steps=state.steps,
             seen=seen,
+            reads=None if state.reads is None else state.reads[index],
         )
 
 
@@ -72,6 +74,7 @@ class LayerMemory(NamedTuple):
     microstates: Tensor
     keys: Tensor
     numbers: Tensor
+    reads: Tensor | None = None
 
 
 class LayerResult(NamedTuple):
@@ -107,6 +110,7 @@ def fresh_state(x: Tensor, weights: LayerWeights, cell_name: str, config: SABCon
         numbers=x.new_zeros(batch, 0, dtype=torch.int64),
         steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         seen=0,
+        reads=x.new_zeros(batch, 0, dtype=torch.int64) if config.counts_reads else None,
     )
 
 
@@ -118,8 +122,9 @@ def stack_ends(ends: list[Ends]) -> Ends:
 
 def stack_memories(memories: list[LayerMemory], steps: Tensor, seen: int | None) -> Memory:
     """The memory of all layers and directions."""
-    microstates, keys, numbers = (_stack(list(tensors)) for tensors in zip(*memories, strict=True))
-    return Memory(microstates, keys, numbers, steps, seen)
+    parts = [None if tensors[0] is None else _stack(list(tensors)) for tensors in zip(*memories, strict=True)]
+    microstates, keys, numbers, reads = parts
+    return Memory(microstates, keys, numbers, steps, seen, reads)  # pyright: ignore[reportArgumentType]
 
 
 def stack_attentions(attentions: list[Attention]) -> Attention:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, which people with any kind of colour vision can tell apart."""
+from sab import palette
+
+COLOURS = tuple(colour.light for colour in palette.SERIES)
+METHODS = {name: colour.light for name, colour in palette.METHODS.items()}
+CREDIT = {name: colour.light for name, colour in palette.CREDIT.items()}
 GREY = "0.45"
+LEAST_SIGNAL = 0.04
+"""Microstates whose weights are all below this share of the largest may be left out of a heat map."""
 
 
 def plain(axes: Axes) -> None:
@@ -52,6 +58,81 @@ def legend_above(axes: Axes, **options: Any) -> None:
     """A legend above given axes, in two columns, so that it is not wider than they are."""
     place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
     axes.legend(ncols=2, fontsize="small", frameon=False, **place, **options)
+
+
+def label_lines(axes: Axes, room: float = 0.065) -> None:
+    """Names every line at its end, in its colour; names that would lie on each other move apart.
+
+    It comes last, when the axes have their limits. `room` is the height of a name as a part of that of the axes.
+    """
+    places: list[tuple[float, float, Any]] = []
+    to_axes = axes.transData + axes.transAxes.inverted()
+    axes.get_ylim()  # which sets the limits
+    for line in axes.lines:
+        x, y = numpy.asarray(line.get_xdata(), float), numpy.asarray(line.get_ydata(), float)
+        known = numpy.flatnonzero(numpy.isfinite(y))
+        if str(line.get_label()).startswith("_") or not len(known):
+            continue
+        spans_axes = line.get_transform() != axes.transData  # as a line at chance does
+        at = numpy.array([1.0, to_axes.transform((0, y[-1]))[1]]) if spans_axes else None
+        at = to_axes.transform((x[known[-1]], y[known[-1]])) if at is None else at
+        places.append((float(at[0]), min(max(float(at[1]), 0.0), 1.0), line))
+    placed: list[tuple[float, float]] = []
+    for x, y, line in sorted(places, key=lambda place: place[1]):
+        for other_x, other_y in placed:
+            if abs(other_x - x) < 0.35 and y < other_y + room:
+                y = other_y + room
+        placed.append((x, y))
+        options: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        axes.annotate(
+            str(line.get_label()),
+            (x, y),
+            xycoords="axes fraction",
+            color=line.get_color(),
+            annotation_clip=False,
+            **options,
+        )
+
+
+def bracket(axes: Axes, first: float, last: float, text: str) -> None:
+    """A bracket above axes over the steps from `first` to `last`, with a name."""
+    across = axes.get_xaxis_transform()
+    axes.plot(
+        [first, first, last, last], [1.02, 1.05, 1.05, 1.02], transform=across, color="0.25", clip_on=False, linewidth=1
+    )
+    axes.text((first + last) / 2, 1.07, text, transform=across, ha="center", va="bottom", fontsize="small")
+
+
+def signal_spans(weights: NDArray[Any], least: float = LEAST_SIGNAL) -> list[tuple[int, int]]:
+    """The first and the last column of the parts of a heat map that have something to show; short gaps are kept."""
+    strongest = numpy.nan_to_num(weights).reshape(-1, weights.shape[-1]).max(axis=0)
+    shown = numpy.flatnonzero(strongest >= least * max(strongest.max(), 1e-30))
+    columns = weights.shape[-1]
+    spans: list[tuple[int, int]] = []
+    for column in shown.tolist():
+        if spans and column - spans[-1][1] <= max(4, columns // 6):
+            spans[-1] = (spans[-1][0], column)
+        else:
+            spans.append((column, column))
+    return [(max(first - 1, 0), min(last + 1, columns - 1)) for first, last in spans] or [(0, columns - 1)]
+
+
+def largest_outside(weights: NDArray[Any], spans: list[tuple[int, int]]) -> float:
+    """The largest weight in the columns that no span holds."""
+    outside = numpy.ones(weights.shape[-1], dtype=bool)
+    for first, last in spans:
+        outside[first : last + 1] = False
+    return float(numpy.nan_to_num(weights[..., outside]).max(initial=0.0))
+
+
+def cut_between(left: Axes, right: Axes) -> None:
+    """Marks two axes next to each other as one with a stretch cut out."""
+    left.spines["right"].set_visible(False)
+    right.spines["left"].set_visible(False)
+    right.tick_params(left=False, labelleft=False)
+    mark: dict[str, Any] = {"marker": [(-0.5, -1), (0.5, 1)], "markersize": 9, "linestyle": "none", "color": "0.25"}
+    left.plot([1, 1], [0, 1], transform=left.transAxes, clip_on=False, **mark)
+    right.plot([0, 0], [0, 1], transform=right.transAxes, clip_on=False, **mark)
 
 
 def figure_of(axes: Axes) -> Figure:

@@ -15,15 +15,15 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from sab.errors import UserValueError
-from sab.plot.drawing import COLOURS, GREY, figure_of, heat_map, legend_above, plain, weight_bar
+from sab.plot.drawing import CREDIT, GREY, figure_of, heat_map, legend_above, plain, weight_bar
 from sab.tracing import Path, Skip, Trace
 
-DIRECT, CHAIN, SKIP = COLOURS[4], "0.55", COLOURS[0]
-HOPS = (SKIP, COLOURS[1], COLOURS[2])
-"""Colours of the first skip of a path, of the second, and of all further ones."""
+DIRECT, CHAIN, SKIP = CREDIT["direct"], CREDIT["chain"], CREDIT["skip"]
+HOPS = (1.0, 0.6, 0.35)
+"""How opaque the first skip of a path is, the second, and all further ones."""
 ORDINALS = ("1st skip", "2nd skip", "later skips")
-WIDEST, THINNEST = 4.0, 0.3
-"""Width of a line in points: of the largest share that is drawn, and of the smallest."""
+WIDEST = 12.0
+"""Width in points of an arc with all the credit; others are as wide as their shares of it."""
 MANY = 150
 """From so many steps on a bar is as wide as its edge, and would else be hard to see."""
 
@@ -77,7 +77,7 @@ def credit_paths(trace: Trace, *, ax: Axes | None = None, paths: int = 24) -> Fi
 
 
 def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
-    """An arc for each skip, as wide as the largest share of a path that takes it, and the chain between them."""
+    """An arc for each skip, as wide as the share of the paths that take it, and the chain between them."""
     steps = len(trace.numbers)
     _shade_pieces(axes, trace)
     arcs: dict[tuple[Skip, int], float] = {}
@@ -85,22 +85,18 @@ def _draw_paths(axes: Axes, trace: Trace, paths: Iterable[Path]) -> None:
     for path in paths:
         at = trace.target_step
         for place, hop in enumerate(path.skips):
-            arcs[hop, place] = max(arcs.get((hop, place), 0.0), path.share)
+            arcs[hop, place] = arcs.get((hop, place), 0.0) + path.share
             if at is not None and at > hop.step:
-                along[at, hop.step] = max(along.get((at, hop.step), 0.0), path.share)
+                along[at, hop.step] = along.get((at, hop.step), 0.0) + path.share
             at = hop.kept_at
-    largest = max(arcs.values(), default=1.0)
-
-    def width(share: float) -> float:
-        return THINNEST + (WIDEST - THINNEST) * share / largest
-
     for place in reversed(range(len(HOPS))):
         chosen = {hop: share for (hop, hops), share in arcs.items() if min(hops, len(HOPS) - 1) == place}
         lines = [arc(*hop, steps) for hop in chosen]
-        widths = [width(share) for share in chosen.values()]
-        axes.add_collection(LineCollection(lines, colors=HOPS[place], linewidths=widths, alpha=0.8, capstyle="round"))
+        widths = [WIDEST * share for share in chosen.values()]
+        style: Any = {"colors": SKIP, "alpha": HOPS[place], "capstyle": "round"}
+        axes.add_collection(LineCollection(lines, linewidths=widths, **style))
     segments = [[(start, 0.0), (end, 0.0)] for start, end in along]
-    widths = [width(share) + 1.0 for share in along.values()]
+    widths = [WIDEST * share for share in along.values()]
     axes.add_collection(LineCollection(segments, colors=CHAIN, linewidths=widths, capstyle="butt", zorder=1.5))
     axes.axhline(0.0, color="0.3", linewidth=0.8)
     ends = sorted({hop.kept_at for hop, _ in arcs})
@@ -143,10 +139,10 @@ def _keys(trace: Trace, paths: Iterable[Path]) -> list[Line2D]:
     """What the arcs are, for a legend."""
     deepest = max((len(path.skips) for path in paths), default=0)
     largest = max((path.share for path in paths), default=0.0)
-    names = [f"1st skip (widest: {largest:.0%} of all paths)", *ORDINALS[1:]][:deepest]
+    names = [f"1st skip (largest path: {largest:.0%} of the credit)", *ORDINALS[1:]][:deepest]
     keys = [
-        Line2D([], [], color=colour, linewidth=2.5, alpha=0.8, label=name)
-        for colour, name in zip(HOPS, names, strict=False)
+        Line2D([], [], color=SKIP, linewidth=3, alpha=alpha, label=name)
+        for alpha, name in zip(HOPS, names, strict=False)
     ]
     dot: Any = {"linestyle": "none", "color": "0.15"}
     keys.append(Line2D([], [], marker="o", markersize=3.5, label="microstate that is credited", **dot))

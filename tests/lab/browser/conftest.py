@@ -49,9 +49,15 @@ def open_page(browser: Browser) -> Iterator[Open]:
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: wrong.append(str(error)))
-            page.on("request", lambda one: None if one.url.startswith((where, "data:")) else wrong.append(one.url))
+            page.on(
+                "request", lambda one: None if one.url.startswith((where, "data:", "blob:")) else wrong.append(one.url)
+            )
             page.goto(where)
             page.wait_for_selector("#timeline .main-svg")
+            # Not one that is evaluated again and again, which the page's policy forbids.
+            page.evaluate("""new Promise((done) => {
+                const look = () => waiting.length ? setTimeout(look) : setTimeout(done, 50);
+                look(); })""")
             pages[known] = page
         return pages[known]
 

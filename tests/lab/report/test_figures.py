@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Annotation
 
 from sab.config import SABConfig
 from sab.lab.models import ModelConfig
@@ -17,6 +18,8 @@ from sab.lab.report.figures import attention, learning_curve, mean_attention, sa
 from sab.lab.tasks import Adding, Copying, Task
 from sab.lab.training import Run, TrainConfig, train
 from sab.lab.training.checkpoint import load_model
+from sab.plot import drawing
+from sab.plot.drawing import METHODS
 from tests.lab.report.test_performance import sweep
 
 TRAINING = TrainConfig(iterations=4, batch_size=3, eval_every=2, eval_batches=1)
@@ -55,8 +58,8 @@ def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:
     run = trained(tmp_path / "run", task, num_layers=layers)
     drawn = attention(run)
     panels = [axes for axes in drawn.axes if axes.images]
-    assert len(panels) == layers
-    assert panels[-1].get_xlabel().startswith("time step of the attended microstate")
+    assert len(panels) % layers == 0
+    assert drawn.get_supxlabel().startswith("time step of the attended microstate")
     # The centre of the first column is the first microstate's time step, that of the first row the first step shown.
     left, _, _, top = panels[0].images[0].get_extent()
     assert (left + run.config.model.memory.k_att / 2, top + 0.5) == (
@@ -65,7 +68,7 @@ def test_pictures(tmp_path: Path, task: Task, layers: int) -> None:
     )
     curves = learning_curve({"one": run, "other": run})
     assert [axes.get_xlabel() for axes in curves.axes] == ["iteration", "iteration"]
-    assert [text.get_text() for text in curves.legends[0].get_texts()] == ["one", "other", "chance"]
+    assert {text.get_text() for text in curves.axes[1].texts} == {"one", "other", "chance"}
     for name, figure in (("attention.png", drawn), ("curves.png", curves)):
         save(figure, tmp_path / name)
         assert imread(tmp_path / name).std() > 0.01
@@ -118,7 +121,8 @@ def test_every_kind_as_its_own_figure_and_in_given_axes(runs: list[Path]) -> Non
         (figures.scaling, sweep(), "steps T"),
     ]
     for draw, of, label in drawings:
-        assert label in [one.get_xlabel() for one in draw(of).axes], draw
+        made = draw(of)
+        assert label in [made.get_supxlabel().partition(";")[0], *(one.get_xlabel() for one in made.axes)], draw
         figure = Figure()
         other, given = figure.subplots(1, 2)
         assert draw(of, ax=given) is figure
@@ -131,7 +135,10 @@ def test_runs_and_their_labels(runs: list[Path]) -> None:
     assert list(figures.labelled(str(runs[0]))) == ["sab"]
     assert list(figures.labelled({"one": runs[0], "other": Run.open(runs[0])})) == ["one", "other"]
     curves = figures.learning_curve({"one": runs[0], "other": runs[1]})
-    assert [text.get_text() for text in curves.legends[0].get_texts()] == ["one", "other", "chance"]
+    assert {text.get_text() for text in curves.axes[1].texts} == {"one", "other", "chance"}
+    assert [line.get_color() for line in curves.axes[0].lines] == [METHODS["sab"], METHODS["tbptt"]]
+    many = figures.learning_curve({str(place): runs[0] for place in range(6)})
+    assert len(many.legends[0].get_texts()) == 7
     drawn = [line.get_marker() for line in curves.axes[0].lines]
     assert len(set(drawn)) == len(drawn) == 2  # for print in black
     norms = figures.gradient_norms(runs[:2])
@@ -167,6 +174,35 @@ def test_a_panel_for_each_size_that_records_vary() -> None:
     assert len(set(colours.values())) == 3
     with pytest.raises(ValueError, match=r"records must hold two of the cases A, B, .* that differ in T, n or B"):
         figures.scaling([])
+
+
+def test_what_is_read_by_none_is_cut_out() -> None:
+    weights = numpy.zeros((3, 100))
+    weights[0, 4], weights[1, 6], weights[2, 95] = 1.0, 0.5, 0.3
+    weights[1, 50] = 0.02
+    spans = drawing.signal_spans(weights)
+    assert spans == [(3, 7), (94, 96)]
+    assert drawing.largest_outside(weights, spans) == 0.02
+    assert drawing.signal_spans(numpy.full((2, 5), numpy.nan)) == [(0, 4)]
+    assert drawing.signal_spans(numpy.ones((2, 5))) == [(0, 4)]
+
+
+def test_names_of_lines_do_not_lie_on_each_other() -> None:
+    axes = Figure().subplots()
+    for place in range(4):
+        axes.plot([0, 1], [0, 0.01 * place], label=f"line {place}")
+    axes.set_ylim(0, 1)
+    drawing.label_lines(axes, room=0.1)
+    heights = sorted(text.xy[1] for text in axes.texts if isinstance(text, Annotation))
+    assert len(heights) == 4
+    assert min(numpy.diff(heights)) >= 0.1 - 1e-9
+    assert [text.get_color() for text in axes.texts] == [line.get_color() for line in axes.lines]
+
+
+def test_saved_in_every_format(tmp_path: Path) -> None:
+    written = figures.save_in_every_format(figures.scaling(sweep()), tmp_path / "one.png")
+    assert [path.name for path in written] == ["one.png", "one.pdf", "one.svg"]
+    assert all(path.is_file() for path in written)
 
 
 def test_saved_in_the_format_of_the_name(tmp_path: Path) -> None:

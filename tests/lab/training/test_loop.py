@@ -19,6 +19,7 @@ from sab.lab.models import ModelConfig
 from sab.lab.tasks import Adding, Copying
 from sab.lab.training import Result, Run, RunConfig, TrainConfig, evaluate, train
 from sab.lab.training.checkpoint import load_model
+from sab.lab.training.events import picture
 from tests.lab.training.runs import CLOCK, PressCtrlC, contents, lines, newest
 
 Train = Callable[..., Result]
@@ -53,10 +54,34 @@ def test_a_run_is_a_folder(tmp_path: Path, config: RunConfig, run_training: Trai
 def test_tensorboard_has_what_metrics_jsonl_has(tmp_path: Path, run_training: Train) -> None:
     run_training(tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run")).Reload()
-    logged = [(event.step, event.value) for event in events.Scalars("accuracy_last10")]
+    logged = [(event.step, event.value) for event in events.Scalars("valid/accuracy_last10")]
     evaluations = Run.open(tmp_path / "run").evaluations()
     assert logged == [(line["step"], pytest.approx(line["metrics"]["accuracy_last10"])) for line in evaluations]
-    assert {"loss", "grad_norm", "iterations_per_second", "cross_entropy"} <= set(events.Tags()["scalars"])
+    tags = set(events.Tags()["scalars"])
+    assert {f"train/{name}" for name in ("mean_loss", "grad_norm", "grad_norm_max", "iterations_per_second")} <= tags
+    assert {"valid/cross_entropy", "test/accuracy_last10"} <= tags
+    config = Run.open(tmp_path / "run").config.training
+    rates = [(event.step, event.value) for event in events.Scalars("train/learning_rate")]
+    assert rates == [(step, pytest.approx(config.lr_at(step))) for step in (3, 6, 8)]
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 9)), "more often than evaluations"
+    result = Run.open(tmp_path / "run").result()
+    assert result is not None
+    (tested,) = events.Scalars("test/accuracy_last10")
+    assert (tested.step, tested.value) == (8, pytest.approx(result.metrics["accuracy_last10"]))
+    plugins = events.summary_metadata
+    assert {"_hparams_/experiment", "_hparams_/session_start_info"} <= plugins.keys()
+    (image,) = events.Images("attention")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_the_picture_of_attention_is_light_dark_and_grey() -> None:
+    image = picture(torch.tensor([[0.0, 1.0, torch.nan]]))
+    assert image.shape == (3, 134, 402)
+    assert [tuple(image[:, 5, place].tolist()) for place in (5, 200, 400)] == [
+        (255, 255, 255),
+        (8, 48, 107),
+        (224, 224, 224),
+    ]
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path, run_training: Train) -> None:

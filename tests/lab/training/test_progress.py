@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from sab.lab.tasks import Adding
+from sab.lab.tasks import PTB, Adding
 from sab.lab.training.progress import Lines, Live, progress_for, show_seconds
 
 
@@ -29,14 +30,14 @@ def test_a_live_display_on_a_terminal(tmp_path: Path, run_training: Any) -> None
     progress = progress_for(Console(file=written, force_terminal=True, width=80, color_system=None), "copying sab")
     assert isinstance(progress, Live)
     run_training(tmp_path / "run", progress=progress)
-    for words in ("copying sab", "8/8", "loss 2.", "accuracy ", "% ", " it/s"):
+    for words in ("copying sab", "8/8", "loss 2.", "accuracy ", "%"):
         assert words in written.getvalue()
 
 
 def test_the_best_so_far_is_shown_beside_a_worse_one() -> None:
     line: Any = {"metrics": {"mse": 0.2}, "loss": 1.0, "grad_norm": 1.0, "iterations_per_second": 9.0, "best": 0.1}
     written = io.StringIO()
-    console = Console(file=written, width=20)
+    console = Console(file=written, width=120)
     lines, live = Lines(console, "adding"), Live(console, "adding")
     for progress in (lines, live):
         progress.begin(Adding.headline, 0, 9)
@@ -47,6 +48,23 @@ def test_the_best_so_far_is_shown_beside_a_worse_one() -> None:
     found = [text.split("  ")[2] for text in written.getvalue().splitlines() if "loss" in text]
     assert found[:3] == ["mean squared error 0.2", "mean squared error 0.2", "mean squared error 0.2 (best 0.1)"]
     assert live._bars.tasks[0].fields["headline"] == f"{Adding.headline.short} 0.2 (best 0.1)"
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_bar_loses_nothing_that_matters(width: int) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    live = Live(console, "text8 prefix torch_start seed 12")
+    live.begin(PTB.headline, 0, 100_000, " on cpu, into a/folder")
+    live.iteration(99_998, 12.3456)
+    line: Any = {"metrics": {"bits_per_character": 1.391}, "step": 99_998, "best": 1.39, "best_at": 7}
+    live.evaluation(line)
+    live.end()
+    shown = [one for one in written.getvalue().splitlines() if "loss" in one][-1]
+    assert len(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).rstrip()) <= width
+    for words in ("text8 prefix", "99998/100000", "loss 12.3456", "1.391", "--:--"):
+        assert words in shown, shown
+    assert ("(best 1.390)" in shown) == (width > 100)
 
 
 @pytest.mark.parametrize(

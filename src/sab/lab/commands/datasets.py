@@ -13,6 +13,7 @@ from sab.errors import UserValueError
 from sab.lab import data
 from sab.lab.commands.parsing import call
 from sab_cli.exits import DONE
+from sab_cli.wrapping import columns, listed
 
 
 def data_command(arguments: Sequence[str]) -> int:
@@ -60,9 +61,9 @@ def data_list(data_dir: Path | None = None) -> int:
     """
     folder = data.folder_of(data_dir)
     print(f"In {folder}:")
-    width = max(map(len, data.DATASETS))
-    for name, dataset in data.DATASETS.items():
-        print(f"{name:{width}}  {data.state_of(dataset, folder).message}  ({dataset.summary})")
+    found = data.DATASETS.items()
+    states = {name: f"{data.state_of(one, folder).message}  ({one.summary})" for name, one in found}
+    print("\n".join(listed(states, columns())))
     return DONE
 
 

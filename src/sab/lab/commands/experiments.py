@@ -18,16 +18,20 @@ from sab.lab.files import writing
 from sab.lab.training.config import Device, resolve_device
 from sab_cli.exits import DONE, FAILED, INTERRUPTED
 
+TRACED = 600
+"""Over how many steps the demonstration's page traces answers: enough for all ten, in a few seconds."""
+
 
 def demo(out: Path | None = None, seed: int = 0) -> int:
     """Train SAB and truncated backpropagation side by side on a problem that only one of them can learn.
 
     Args:
-        out: Folder for the two runs and the pictures; None means runs/demo-seed<seed>.
+        out: Folder for the two runs, the pictures and the report page; None means runs/demo-seed<seed>.
         seed: What the data and the initial weights depend on.
     """
     from sab.lab.experiments import demo as demonstration
     from sab.lab.report import figures  # matplotlib takes a while to import
+    from sab.lab.report.page import document, material
 
     folder, console = Path(f"runs/demo-seed{seed}") if out is None else out, Console()
     results = demonstration.demo(folder, seed, console=console)
@@ -38,8 +42,12 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
     figures.save(figures.learning_curve(runs), folder / "curves.png")
     figures.save(figures.attention(folder / "sab"), folder / "attention.png")
     console.print(demonstration.table(results))
+    page = folder / "report.html"
+    with console.status("making the report page"):
+        document.write(material.gather([folder / method for method in demonstration.LABELS]), page, traced_steps=TRACED)
     print(f"Pictures: {folder / 'attention.png'}, {folder / 'curves.png'}")
     print(f"Runs: {folder / 'sab'}, {folder / 'tbptt'}")
+    print(f"Report page, to open in a browser: {page}")
     return DONE
 
 
@@ -81,6 +89,9 @@ def bench(
             output.parent.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, Any]] = []
     console = Console()
+    if quick:
+        cut = "--quick cut the sizes and the repeats: this shows that the benchmark works, not how fast the layer is."
+        console.print(cut, soft_wrap=not console.is_terminal, highlight=False)
     with Bar(console, len(chosen)) as bar:
         for record in benchmark.bench(chosen, where, 0.001 if quick else seconds, deadline, jobs, bar.begin):
             record["commit"] = commit or record["commit"]
@@ -92,7 +103,7 @@ def bench(
         console.width = console.width if console.is_terminal else 120
         console.print(performance.table(records))
     for sentence in performance.summary(records):
-        console.print(sentence, soft_wrap=True, highlight=False)
+        console.print(sentence, soft_wrap=not console.is_terminal, highlight=False)
     left = len(chosen) - len(records)
     if left:
         first = chosen[len(records)].case

@@ -16,9 +16,10 @@ from sab.lab import doctor as diagnosis
 from sab.lab.models import LAYERS, CellName
 from sab.lab.tasks import TASKS
 from sab.lab.training import Run
-from sab.lab.training.progress import show_seconds
+from sab.lab.training.progress import show, show_metric, show_seconds
 from sab.ops import dispatch
 from sab_cli.exits import DONE
+from sab_cli.wrapping import columns, listed
 
 
 def info(
@@ -37,21 +38,27 @@ def info(
     if run is None:
         raise UserValueError("run must be given a value, or --backends; got none.", "run")
     opened = Run.open(run)
-    result, evaluations = opened.result(), opened.evaluations()
-    facts = dict(opened.config.options())
-    if result is not None:
-        facts |= {"status": result.status, "ended": result.message, "solved_at": result.solved_at}
-        facts["best_at"] = result.best_at
-        facts |= {"wall_time": show_seconds(result.wall_time), "trained_on": result.device, "commit": result.commit}
-        for split, metrics in {"valid": result.valid, "test": result.metrics}.items():
-            facts |= {f"{split} {metric}": value for metric, value in metrics.items()}
-    else:
-        facts["status"] = "not at its end"
-    if evaluations:
-        facts["last evaluation"] = f"iteration {evaluations[-1]['step']}"
-        facts |= {f"last valid {metric}": value for metric, value in evaluations[-1]["metrics"].items()}
-    diagnosis.show(facts)
+    options = {name: show(value) for name, value in opened.config.options().items()}
+    diagnosis.show(_outcome(opened) | {"": ""} | options | {"seed": str(opened.config.training.seed)})
     return DONE
+
+
+def _outcome(run: Run) -> dict[str, str]:
+    """What came out of a run so far."""
+    result, evaluations = run.result(), run.evaluations()
+    facts = {"status": "not at its end"}
+    if result is not None:
+        facts = {"status": result.status, "ended": result.message}
+        for split, metrics in {"test": result.metrics, "valid": result.valid}.items():
+            facts |= {f"{split} {metric}": show_metric(metric, value) for metric, value in metrics.items()}
+        facts |= {"solved_at": show(result.solved_at), "best_at": show(result.best_at)}
+        facts |= {"wall_time": show_seconds(result.wall_time), "trained_on": result.device}
+        facts["commit"] = show(result.commit)
+    if evaluations:
+        last = evaluations[-1]
+        facts["last evaluation"] = f"iteration {last['step']:,}"
+        facts |= {f"last valid {metric}": show_metric(metric, value) for metric, value in last["metrics"].items()}
+    return facts
 
 
 def doctor(out: Path = diagnosis.RUNS, data_dir: Path | None = None) -> int:
@@ -66,8 +73,7 @@ def doctor(out: Path = diagnosis.RUNS, data_dir: Path | None = None) -> int:
 
 def tasks() -> int:
     """List the tasks."""
-    for name, task in TASKS.items():
-        print(f"{name:{max(map(len, TASKS))}}  {task.summary}")
+    print("\n".join(listed({name: task.summary for name, task in TASKS.items()}, columns())))
     return DONE
 
 

@@ -15,6 +15,7 @@ from sab.lab.training import Run, evaluate
 from sab.lab.training.checkpoint import load_kept, load_model
 from sab.lab.training.config import Device, resolve_device
 from sab.lab.training.evaluation import evaluate_fully
+from sab.lab.training.progress import METRICS, show_metric
 from sab_cli.exits import DONE
 
 
@@ -37,7 +38,7 @@ def evaluate_run(
         length: Length of the task's sequences; None means the one trained on.
         streams: At how many places side by side a text is read with the state carried through; None means as many as
             a batch has sequences, and 1 reads it from its first character to its last.
-        memory: How many of the latest microstates are carried on with it; None means as many as a sequence has.
+        memory: How many of the latest microstates are carried on with it; None means as many as in training.
         data_dir: Folder of the data sets; None means SAB_DATA or the user's cache.
         device: Where to evaluate; auto takes CUDA where there is one.
     """
@@ -61,15 +62,15 @@ def evaluate_run(
         found = evaluate_fully(model, task, opened.config.training, split, streams, memory)
     else:
         found = evaluate(model, task, opened.config.training, split, batches)
-    label = _label(task, best_at)
     for metric, value in found.items():
-        print(f"{metric} {value:.6g}{label}")
+        named = f"{METRICS.get(metric, metric)}: {show_metric(metric, value)}"
+        print(f"{metric} {value:.6g}{_label(task, best_at, named)}")
     return DONE
 
 
-def _label(task: Task, best_at: int | None) -> str:
+def _label(task: Task, best_at: int | None, *names: str) -> str:
     """What goes with every figure of a run: the task's data where its name is not enough, and the best weights."""
-    notes = [task.title] if task.title != task.name else []
+    notes = [*names, *([task.title] if task.title != task.name else [])]
     notes += [] if best_at is None else [f"weights of iteration {best_at}"]
     return f"  # {', '.join(notes)}" if notes else ""
 
@@ -93,7 +94,7 @@ def sample(
         length: How many characters to make up.
         temperature: Below 1 the likely characters become likelier still; 0 takes the likeliest each time.
         seed: What the choice among them depends on.
-        memory: How many of the latest microstates are kept; None means as many as a sequence has in training.
+        memory: How many of the latest microstates are kept; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.lab.training import text
@@ -124,7 +125,7 @@ def score(
         run: Folder of a run on ptb or text8.
         file: The text, in UTF-8; .gz and .xz are unpacked.
         skip_unknown: Leave out the characters that the model does not know, instead of stopping at the first.
-        memory: How many of the latest microstates are carried on; None means as many as a sequence has in training.
+        memory: How many of the latest microstates are carried on; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.lab.training import text

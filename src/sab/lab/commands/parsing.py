@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,13 @@ import tyro
 from sab.errors import UserError, UserValueError
 from sab.lab.training.loop import check_seeds
 from sab_cli import sentences
+from sab_cli.wrapping import columns, wrapped
 
 POSITIONAL = ("run", "runs", "task", "name", "file")
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 RunFolders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+HELP_WIDTH, TEXT_COLUMN = 80, 22
+"""Columns of a help text that goes to no terminal, and the one that the texts of the options begin in."""
 Picture = Annotated[Path | None, tyro.conf.arg(aliases=["-o"])]
 
 
@@ -41,10 +45,13 @@ def parse(what: Any, arguments: Sequence[str], **options: Any) -> Any:
     # `none` after a flag; anywhere else it may be the name of a folder.
     pairs = zip(("", *arguments), arguments, strict=False)
     arguments = ["None" if one == "none" and before.startswith("-") else one for before, one in pairs]
+    shown = io.StringIO()
     try:
-        with contextlib.redirect_stderr(captured):
+        with contextlib.redirect_stderr(captured), contextlib.redirect_stdout(shown), _help_in_one_column():
             return tyro.cli(what, args=arguments, **options)
     except SystemExit as stop:
+        if shown.getvalue():
+            print(in_paragraphs(shown.getvalue(), columns() or HELP_WIDTH), end="")
         # tyro has put a dataclass's own complaint into a box and into its own words; the sentence itself is clearer.
         cause = stop.__context__
         while cause is not None:
@@ -54,6 +61,57 @@ def parse(what: Any, arguments: Sequence[str], **options: Any) -> Any:
         if not stop.code:
             raise
         raise UserValueError(_sentence(captured.getvalue())) from None
+
+
+@contextlib.contextmanager
+def _help_in_one_column() -> Iterator[None]:
+    """Lets tyro write its help in one column, whatever the terminal: it is wrapped again."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
+
+
+def in_paragraphs(help_text: str, width: int) -> str:
+    """tyro's help as it is where there is no terminal, but with every text one paragraph that is wrapped at words: tyro
+    wraps no text above the options, and keeps some of the line breaks that docstrings have in the code."""
+    made: list[str] = []
+    flag, text, section = "", "", ""
+
+    def flush() -> None:
+        nonlocal flag, text
+        if flag and len(flag) + 2 < TEXT_COLUMN:
+            made.append(wrapped(f"  {flag:{TEXT_COLUMN - 2}}{text}", width, TEXT_COLUMN))
+        elif flag:
+            made.extend([f"  {flag}", wrapped(" " * TEXT_COLUMN + text, width, TEXT_COLUMN)])
+        elif text:
+            made.append(wrapped(text, width))
+        flag, text = "", ""
+
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", help_text).splitlines():
+        indent, content = len(line) - len(line.lstrip()), line.strip()
+        begins_option = indent == 2 and (content.startswith("-") or section.startswith("positional"))
+        if not content and (made or text):
+            flush()
+            made += [""] if made[-1] else []
+        elif re.fullmatch("-{10,}", content):  # a rule below a title
+            flush()
+        elif indent == 1:
+            flush()
+            section = content
+            made.append(f"{content}:")
+        elif begins_option:
+            flush()
+            flag, _, text = (part.strip() for part in content.partition("  "))
+        else:
+            is_within_word = re.search(r"\d,$", text) and content[0].isdecimal()  # tyro wraps after a comma
+            text = f"{text}{'' if is_within_word else ' '}{content}".strip()
+    flush()
+    return "\n".join(made).rstrip() + "\n"
 
 
 def _sentence(box: str) -> str:

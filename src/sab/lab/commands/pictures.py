@@ -26,7 +26,7 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
 
     Args:
         run: Folder of the run.
-        out: Folder for the pictures; None means that of the run.
+        out: Folder for the pictures, each as PNG, PDF and SVG; None means that of the run.
     """
     from sab.lab.report import figures  # matplotlib takes a while to import
 
@@ -40,8 +40,8 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
     with writing(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
-        figures.save(figure, folder / name)
-        print(printable(folder / name))
+        for path in figures.save_in_every_format(figure, folder / name):
+            print(printable(path))
     return DONE
 
 
@@ -149,9 +149,16 @@ def report(
     from sab.lab.report.page import document, material
 
     document.check_out(out)
-    with Console(stderr=True).status("reading") as status:  # on a terminal alone
+    console = Console(stderr=True)
+    with console.status("reading") as status:  # on a terminal alone
         found = material.gather(runs)
-        document.write(found, out, lambda name: status.update(Text(f"tracing {name}")))
+
+        def announce(what: str) -> None:
+            status.update(Text(f"tracing {what}"))
+            if not console.is_terminal:
+                console.print(f"tracing {what}", soft_wrap=True, markup=False, highlight=False)
+
+        document.write(found, out, announce)
     for mistake in found.left_out.values():
         print(f"sab: left out: {mistake}", file=sys.stderr)
     print(printable(out))

@@ -24,10 +24,11 @@ from sab.lab.training import train as train_model
 from sab.lab.training import train_seeds as train_models
 from sab.lab.training.interrupt import Interrupt
 from sab.lab.training.loop import seed_folder
-from sab.lab.training.progress import progress_for, progress_for_each, show_headline
+from sab.lab.training.progress import progress_for, progress_for_each, show_headline, show_seconds
 from sab.lab.training.run import Result
 from sab.parts.registry import SCORERS
 from sab_cli.exits import DIVERGED, DONE
+from sab_cli.wrapping import columns, wrapped
 
 TaskT = TypeVar("TaskT", bound=Task)
 
@@ -63,7 +64,8 @@ def train(arguments: Sequence[str]) -> int:
     """Train a model on a task."""
     names = ", ".join(TASKS)
     if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: sab train TASK [OPTIONS]\n\nTASK is one of {names}; `sab train TASK --help` shows its options.")
+        print("usage: sab train TASK [OPTIONS]\n")
+        _say(f"TASK is one of {names}; `sab train TASK --help` shows its options.")
         return DONE
     if not arguments:
         raise UserValueError(f"task must be one of {names}; got none.", "task")
@@ -101,12 +103,15 @@ def _train_one(name: str, options: TrainOptions) -> int:
         progress_for(Console(), label),
         interrupt,
     )
-    print(f"{result.message[0].upper()}{result.message[1:]}")
+    _say(f"{result.message[0].upper()}{result.message[1:]}")
     if result.status == "interrupted":
         print(f"Resume with: sab train {name} --out {_quoted(options.folder)} --resume")
         return interrupt.exit_status
-    print(_on_unseen_data(options.task, result))
-    print(f"The run is in {printable(options.folder)}; see it with: sab plot {_quoted(options.folder)}")
+    _say(_on_unseen_data(options.task, result))
+    _say(_what_it_took(Run.open(options.folder), result))
+    folder = _quoted(options.folder)
+    _say(f"The run is in {printable(options.folder)}.")
+    _say(f"Next: sab report {folder} (a page), sab plot {folder} (pictures).")
     return DIVERGED if result.status == "diverged" else DONE
 
 
@@ -124,15 +129,43 @@ def _train_seeds(name: str, options: TrainOptions, seeds: list[int]) -> int:
         interrupt,
     )
     for seed, result in results.items():
-        print(f"Seed {seed}: {_outcome(options.task, result)}")
+        _say(f"Seed {seed}: {_outcome(options.task, result)}")
     statuses = {result.status for result in results.values()}
     out = _quoted(options.folder)
     if "interrupted" in statuses:
         print(f"Resume with: sab train {name} --out {out} --seeds {','.join(map(str, seeds))} --resume")
         return interrupt.exit_status
+    seconds = show_seconds(sum(result.wall_time for result in results.values()))
+    solved = [result.solved_at for result in results.values() if result.solved_at is not None]
+    _say(f"It took {seconds} in all; {len(solved)} of {len(seeds)} runs solved the task{_after(solved)}.")
     first = _quoted(seed_folder(options.folder, seeds[0]))
-    print(f"The runs are in {printable(options.folder)}; see the first with: sab plot {first}")
+    _say(f"The runs are in {printable(options.folder)}.")
+    _say(f"Next: sab report {out} (a page), sab plot {first} (pictures).")
     return DIVERGED if "diverged" in statuses else DONE
+
+
+def _after(solved: Sequence[int]) -> str:
+    return f", after {', '.join(f'{one:,}' for one in solved)} iterations" if solved else ""
+
+
+def _say(text: str) -> None:
+    """Prints a sentence, on a terminal wrapped at words."""
+    print(wrapped(text, columns()))
+
+
+def _what_it_took(run: Run, result: Result) -> str:
+    """Time, when the task was solved, and the best evaluation of a run."""
+    headline = run.config.task.headline
+    values = [(line["metrics"][headline.metric], line["step"]) for line in run.evaluations()]
+    known = [(value, step) for value, step in values if value is not None]
+    sentence = f"It took {show_seconds(result.wall_time)} and "
+    solved_at = result.solved_at
+    sentence += "did not solve the task" if solved_at is None else f"solved the task after {solved_at:,} iterations"
+    if known:
+        choose = max if headline.higher_is_better else min
+        value, step = choose(known, key=lambda pair: pair[0])
+        sentence += f"; best on validation data: {headline.show(value)} at iteration {step:,}"
+    return f"{sentence}."
 
 
 def _quoted(folder: Path) -> str:

@@ -40,7 +40,7 @@ RECIPE = Recipe(
     ),
 )
 """A GRU learns this from every seed that was tried, an LSTM with the same memory in so few iterations not from all."""
-CONTENTS = {"sab", "tbptt", "attention.png", "curves.png"}
+CONTENTS = {"sab", "tbptt", "attention.png", "curves.png", "report.html"}
 LABELS = {"sab": "SAB", "tbptt": "truncated BPTT"}
 
 

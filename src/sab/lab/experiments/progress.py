@@ -10,9 +10,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from sab.lab.tasks import Headline
 from sab.lab.training import progress as training_progress
+from sab.lab.training.progress import cut, is_narrow, one_line
 
 HEARTBEAT = 30.0
 """Seconds between two lines about a run under way where there is no terminal."""
+
+
+def show_line(console: Console, line: str) -> None:
+    """Prints a line, on a terminal wrapped at words."""
+    console.print(line, soft_wrap=not console.is_terminal, markup=False, highlight=False)
 
 
 class Bar:
@@ -20,7 +26,13 @@ class Bar:
 
     def __init__(self, console: Console, rows: int):
         self._console = console
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._most = 48 if is_narrow(console) else 100
+        columns = (
+            TextColumn("{task.description}", table_column=one_line()),
+            BarColumn(bar_width=8 if is_narrow(console) else 40),
+            MofNCompleteColumn(table_column=one_line()),
+            TimeElapsedColumn(table_column=one_line()),
+        )
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self._bar = self._bars.add_task("starting", total=rows)
 
@@ -33,13 +45,13 @@ class Bar:
 
     def begin(self, what: str) -> None:
         """Shows what is being measured or prepared."""
-        self._bars.update(self._bar, description=what)
+        self._bars.update(self._bar, description=cut(what, self._most))
         self._bars.refresh()
 
     def end(self, line: str) -> None:
         """The row is measured; prints its line."""
         self._bars.advance(self._bar)
-        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+        show_line(self._console, line)
 
 
 class Board:
@@ -51,12 +63,14 @@ class Board:
 
     def __init__(self, console: Console, total: int):
         self._console = console
+        self.most = 33 if is_narrow(console) else 60
+        """How many characters of a run's label its bar has."""
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("[cyan]{task.fields[shown]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", table_column=one_line()),
+            BarColumn(bar_width=5 if is_narrow(console) else 40),
+            MofNCompleteColumn(table_column=one_line()),
+            TextColumn("[cyan]{task.fields[shown]}", table_column=one_line()),
+            TimeElapsedColumn(table_column=one_line()),
         )
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self._all = self._bars.add_task("[bold]runs", total=total, shown="")
@@ -115,7 +129,7 @@ class Board:
                 self.show(f"  {run.line}")
 
     def show(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+        show_line(self._console, line)
 
 
 class RunProgress(training_progress.Progress):
@@ -134,7 +148,8 @@ class RunProgress(training_progress.Progress):
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline, self._step, self._iterations = headline, step, iterations
-        self._bar = self._bars.add_task(self._label, total=iterations, completed=step, shown=self._shown)
+        label = cut(self._label, self._board.most)
+        self._bar = self._bars.add_task(label, total=iterations, completed=step, shown=self._shown)
         self._board.begin(f"{self._label}: iterations {step} to {iterations}{where}")
 
     def iteration(self, step: int, loss: float) -> None:

@@ -388,9 +388,15 @@ def recorded(known: Iterable[Record], row: records.TableRow, config: RunConfig) 
     return None
 
 
+def recorded_from(known: Iterable[Record], row: Row, seed: int, iterations: int | None = None) -> Record | None:
+    """The record of a row's run from a seed; the row is configured only where there is one to compare with."""
+    those = [record for record in known if (record["row"], record["seed"]) == (row.id, seed)]
+    return recorded(those, row, row.config(seed, iterations)) if those else None
+
+
 def is_stale(record: Record, row: Row) -> bool:
     """Whether a record was made with another configuration than its row now has."""
-    return recorded([record], row, row.config(record["seed"])) is None
+    return recorded_from([record], row, record["seed"]) is None
 
 
 def choose_rate(
@@ -399,8 +405,7 @@ def choose_rate(
     """The rate whose selection run is best on validation data; None where one of these runs is not recorded."""
     selected: dict[float, Record] = {}
     for rate in rates:
-        row = unit.row(rate)
-        record = recorded(known, row, row.config(SELECTION_SEED, iterations))
+        record = recorded_from(known, unit.row(rate), SELECTION_SEED, iterations)
         if record is None:
             return None
         selected[rate] = record
@@ -434,6 +439,6 @@ def states(part: Part, results: Path, iterations: int | None = None) -> dict[str
             found[unit.label] = "rate not chosen"
             continue
         row = unit.row(rate)
-        is_recorded = recorded(known, row, row.config(unit.seed, iterations)) is not None
+        is_recorded = recorded_from(known, row, unit.seed, iterations) is not None
         found[f"{row.id} seed {unit.seed}"] = "recorded" if is_recorded else "left"
     return found

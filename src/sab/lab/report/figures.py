@@ -8,7 +8,7 @@ of a trace are in `sab.plot`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from sab.errors import UserValueError, printable
 from sab.lab.experiments.timing import BOTH
 from sab.lab.files import replacing
 from sab.lab.report.performance import SWEPT, WAYS, Record, common_way, load, microseconds_a_step, swept_records
+from sab.lab.tasks import Copying
+from sab.lab.tasks.copying import DIGITS
 from sab.lab.training import evaluation
 from sab.lab.training.checkpoint import load_model
 from sab.lab.training.config import resolve_device
@@ -34,11 +36,17 @@ from sab.lab.training.run import Evaluation, Run
 from sab.plot.drawing import (
     COLOURS,
     GREY,
+    METHODS,
+    bracket,
+    cut_between,
     figure_of,
     heat_map,
+    label_lines,
+    largest_outside,
     legend_above,
     marker_of_few,
     plain,
+    signal_spans,
     use_iterations,
     use_log_scale,
     use_per_cent,
@@ -49,6 +57,8 @@ from sab.tracing import Trace, trace
 DPI = 160
 TORCH_LABEL = "torch.nn.LSTM"
 MARKERS, MOST_MARKERS = "ovsD^Px*", 12
+MOST_LABELLED = 5
+"""Up to so many lines have their names at their ends; more have a legend."""
 
 Runs = Run | str | Path | Sequence[Run | str | Path] | Mapping[str, Run | str | Path]
 Points = Sequence[Mapping[str, Any]]
@@ -89,11 +99,14 @@ def learning_curve(runs: Runs, *, ax: Axes | None = None) -> Figure:
         draw_headline(ax, runs)
         legend_above(ax)
         return figure_of(ax)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_loss(left, runs)
     draw_headline(right, runs)
-    figure.legend(*right.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    if len(runs) <= MOST_LABELLED:
+        label_lines(right)
+    else:
+        figure.legend(*right.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
@@ -128,7 +141,9 @@ def draw_headline(axes: Axes, runs: Mapping[str, Run]) -> None:
 
 def _evaluated(runs: Mapping[str, Run]) -> Iterator[tuple[str, dict[str, Any], list[Evaluation]]]:
     """Labels, evaluations and how to draw them: several runs differ in their markers as well, for print in black."""
-    for (label, run), colour, marker in zip(runs.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
+    methods = [run.config.model.method for run in runs.values()]
+    colours = [METHODS[method] for method in methods] if len(set(methods)) == len(runs) else cycle(COLOURS)
+    for (label, run), colour, marker in zip(runs.items(), colours, cycle(MARKERS), strict=False):
         lines = run.evaluations()
         if not lines:
             raise UserValueError(
@@ -183,26 +198,43 @@ def draw_clip(axes: Axes, clip: float) -> None:
 def attention(run: Run | str | Path, *, ax: Axes | None = None) -> Figure:
     """Draw a heat map of the mean attention weights over a test batch for each layer; with `ax` for the last layer.
 
-    Rows are the attending steps, columns the attended microstates by their time step.
+    Rows are the attending steps, columns the attended microstates by their time step. Long stretches of microstates
+    that nothing reads are cut out; with `ax` all are shown.
     """
     (run,) = labelled(run).values()
     weights = mean_attention(run) if ax is None else mean_attention(run)[-1:]
     task, k_att = run.config.task, run.config.model.memory.k_att
     rows, columns = weights.shape[1:]
     height = min(max(0.26 * rows, 2.2), 5.0)
-    figure = figure_of(ax) if ax else Figure(figsize=(10, 1.1 + height * len(weights)), layout="constrained")
-    panels = [ax] if ax else list(figure.subplots(len(weights), 1, squeeze=False)[:, 0])
+    figure = figure_of(ax) if ax else Figure(figsize=(8, 1.4 + height * len(weights)), layout="constrained")
+    spans = [(0, columns - 1)] if ax else signal_spans(weights.numpy())
+    ratios = [last - first + 1 for first, last in spans]
+    grid = [[ax]] if ax else figure.subplots(len(weights), len(spans), squeeze=False, width_ratios=ratios).tolist()
     largest = weights.nan_to_num().max().item()
-    for layer, (axes, panel) in enumerate(zip(panels, weights, strict=True)):
-        heat_map(axes, panel.numpy(), task.attending_steps[0], k_att, largest)
-        axes.set_xticks(range(k_att, columns * k_att + 1, k_att * ceil(columns / 20)))
-        axes.set_xlabel("")
-        if len(weights) > 1:
-            axes.set_ylabel(f"attending step, layer {layer + 1}")
-    panels[-1].set_xlabel("time step of the attended microstate (grey: not kept yet)")
-    panels[0].set_title(f"{task.name}: mean attention weight over a batch", loc="left", fontsize=11)
-    weight_bar(figure, panels)
+    for layer, (panels, own) in enumerate(zip(grid, weights, strict=True)):
+        for axes, (first, last) in zip(panels, spans, strict=True):
+            heat_map(axes, own.numpy(), task.attending_steps[0], k_att, largest)
+            axes.set_xlim((first + 0.5) * k_att, (last + 1.5) * k_att)
+            axes.set_xticks(range((first + 1) * k_att, (last + 1) * k_att + 1, k_att * ceil(sum(ratios) / 20)))
+            axes.set(xlabel="", ylabel="")
+        panels[0].set_ylabel("attending step" + (f", layer {layer + 1}" if len(weights) > 1 else ""))
+        for left, right in pairwise(panels):
+            cut_between(left, right)
+    if isinstance(task, Copying) and (not ax):
+        bracket(grid[0][0], 1, min(DIGITS, (spans[0][1] + 1) * k_att), "the ten digits")
+    label = TIME_LABEL
+    if sum(ratios) < columns:
+        label += f"; left out: no mean weight above {largest_outside(weights.numpy(), spans):.3f}"
+    if ax:
+        ax.set_xlabel(label)
+        ax.set_title(f"{task.name}: mean attention weight over a batch", loc="left", fontsize=11)
+    else:
+        figure.supxlabel(label, fontsize="medium")
+    weight_bar(figure, [axes for panels in grid for axes in panels], "mean weight over a batch")
     return figure
+
+
+TIME_LABEL = "time step of the attended microstate (grey: not kept yet)"
 
 
 def mean_attention(run: Run) -> Tensor:
@@ -305,6 +337,14 @@ def check_picture(out: Path) -> str:
             f"out must end in one of {', '.join(f'.{one}' for one in FORMATS)}; got {str(out)!r}.", "out"
         )
     return kind
+
+
+def save_in_every_format(figure: Figure, path: Path) -> list[Path]:
+    """Writes a figure next to each other as PNG, PDF and SVG; `path` is the name of any of them."""
+    paths = [path.with_suffix(f".{kind}") for kind in FORMATS]
+    for one in paths:
+        save(figure, one)
+    return paths
 
 
 def save(figure: Figure, path: Path) -> None:

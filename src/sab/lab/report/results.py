@@ -24,27 +24,28 @@ def load(results: Path) -> ByRow:
 
 
 def listing(rows: Sequence[Row]) -> list[str]:
-    """The rows, a line each, with the paper's values."""
+    """The rows, a line each, with the paper's values, below a header."""
     width = max(len(row.id) for row in rows)
-    return [f"{row.id:{width}}  {row.config(0).training.iterations:>6} iterations  {_paper(row)}" for row in rows]
+    header = f"{'row':{width}}  iterations  the paper's values"
+    return [header, *(f"{row.id:{width}}  {row.config(0).training.iterations:>10,}  {_paper(row)}" for row in rows)]
 
 
 def _paper(row: Row) -> str:
     if not row.paper:
         return "not in the paper"
-    return f"paper: {' / '.join(row.paper[metric] for metric in COLUMNS[row.task])}"
+    return " / ".join(row.paper[metric] for metric in COLUMNS[row.task])
 
 
 def standing_lines(standings: Iterable[Standing]) -> list[str]:
-    """How far each run has come, a line each, and then in all."""
+    """How far all runs have come, and then each, a line each."""
     standings = list(standings)
     width = max(len(standing.job.label) for standing in standings)
-    lines: list[str] = []
+    lines = [f"{'run':{width}}  state      iterations"]
     for standing in standings:
-        iterations = f"{standing.iterations}/{standing.job.config.training.iterations}"
-        lines.append(f"{standing.job.label:{width}}  {standing.state:9}  {iterations:>13}  {standing.summary}".rstrip())
+        iterations = f"{standing.iterations:,}/{standing.job.config.training.iterations:,}"
+        lines.append(f"{standing.job.label:{width}}  {standing.state:9}  {iterations:13}  {standing.summary}".rstrip())
     counts = Counter(standing.state for standing in standings)
-    return [*lines, f"{len(standings)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items())]
+    return [f"{len(standings)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items()), *lines]
 
 
 def total_time(by_row: ByRow) -> list[str]:

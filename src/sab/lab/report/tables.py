@@ -30,6 +30,7 @@ from sab.lab.tasks import TASKS
 TITLES = {"ptb": "Penn Treebank", "mnist": "Pixel-by-pixel MNIST", "permuted mnist": "Permuted MNIST"}
 """What data are called in a heading, where that is not their own name."""
 NAMES = {"accuracy_last10": "accuracy, %", "cross_entropy_last10": "CE, last 10", "cross_entropy": "CE", "mse": "error"}
+VERDICT = "against the paper"
 TBPTT = "better than TBPTT here"
 
 
@@ -119,7 +120,17 @@ def table_cells(rows: Sequence[Row], by_row: ByRow) -> tuple[list[str], list[lis
     }
     in_paper = any(row.paper for row in rows)
     shown = [name for name in cells[0] if optional.get(name, in_paper or "paper" not in name)]
+    shown.sort(key=_rank)
     return shown, [[one[name] for name in shown] for one in cells]
+
+
+def _rank(column: str) -> int:
+    """Where a column stands: what a reader looks for comes first, the verdict, then our numbers and the paper's."""
+    if column in ("T", "method", "reading", "k_trunc", "k_top", "k_att", "cell", "clip"):
+        return 0
+    if column == VERDICT:
+        return 1
+    return 2 if column.startswith(("here:", "fresh:", "carried:")) else 3 if column.startswith("paper:") else 4
 
 
 def _length_cells(row: Row, by_row: ByRow) -> dict[str, str]:
@@ -136,7 +147,7 @@ def _length_cells(row: Row, by_row: ByRow) -> dict[str, str]:
         took["iterations"] = ", ".join(f"{one:,}" for one in dict.fromkeys(record["iterations"] for record in records))
         solved = ["never" if record["solved_at"] is None else f"{record['solved_at']:,}" for record in records]
         took["first solved"] = "never" if set(solved) == {"never"} else ", ".join(solved)
-    return {**cells, **took, "against the paper": verdict(row, records)}
+    return {**cells, **took, VERDICT: verdict(row, records)}
 
 
 def _named(row: Row) -> list[tuple[str, str]]:
@@ -162,7 +173,7 @@ def _dataset_cells(row: Row, by_row: ByRow) -> dict[str, str]:
         took |= {"epochs": _each_once(record["epochs"] for record in records)}
         took |= {"best epoch": _each_once(map(_best_epoch, records))}
         took |= {"largest gradient norm": _largest_norm(records), "wall time": show_times(records)}
-    return {**cells, **took, "against the paper": verdict(row, records), TBPTT: against_truncation(row, by_row)}
+    return {**cells, **took, VERDICT: verdict(row, records), TBPTT: against_truncation(row, by_row)}
 
 
 def _each(row: Row, records: Sequence[Record]) -> str:

@@ -113,10 +113,13 @@ def carried_bits(
 
 
 def remember(model: SequenceModel, task: CharacterTask, state: State, memory: int | None) -> Any:
-    """The state with its latest `memory` microstates or, if None, as many as a sequence has in training.
+    """The state with its latest `memory` microstates or, if None, as many as the model had in training.
 
-    Among far more microstates than in training some would score higher than any did there.
+    A model with `max_memory` had at most as many as its state has. Another one had as many as a sequence has: among far
+    more microstates some would score higher than any did there.
     """
+    if memory is None and not model.is_rival and model.config.layer_config().forgets:
+        return state
     k_att = 1 if model.is_rival else model.config.memory.k_att
     return state.recent(task.steps // k_att if memory is None else memory)
 

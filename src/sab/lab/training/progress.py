@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -111,21 +112,29 @@ class Live(Progress):
         self._label = label
         self._console = console
         self._bars = bars or _bars(console)
+        self._is_narrow = is_narrow(console)
 
     def begin(self, headline: Headline, step: int, iterations: int, where: str = "") -> None:
         self._headline = headline
         self._bar = self._bars.add_task(
-            self._label, total=iterations, completed=step, loss="…", headline=f"{headline.short} …"
+            cut(self._label, 20) if self._is_narrow else self._label,
+            total=iterations,
+            completed=step,
+            loss="…",
+            headline=f"{headline.short} …",
         )
-        text = f"{self._label}: iterations {step} to {iterations}{where}"
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+        text = f"{self._label}: iterations {step:,} to {iterations:,}{where}"
+        self._console.print(text, markup=False, highlight=False)
         self._bars.start()
 
     def iteration(self, step: int, loss: float) -> None:
         self._bars.update(self._bar, completed=step, loss=f"{loss:.4f}")
 
     def evaluation(self, line: ShownEvaluation) -> None:
-        self._bars.update(self._bar, headline=_show_evaluation(self._headline, line, self._headline.short))
+        short = self._headline.short
+        shown = show_headline(self._headline, line["metrics"], short)
+        shown = shown if self._is_narrow else _show_evaluation(self._headline, line, short)
+        self._bars.update(self._bar, headline=shown)
 
     def end(self) -> None:
         self._bars.stop_task(self._bar)
@@ -133,15 +142,34 @@ class Live(Progress):
             self._bars.stop()
 
 
+NARROW = 100
+"""On a terminal with fewer columns a bar leaves out the speed and the best value, so that the rest has its room."""
+
+
+def is_narrow(console: Console) -> bool:
+    return console.width < NARROW
+
+
+def cut(text: str, most: int) -> str:
+    """A label of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def one_line() -> Column:
+    """A column of a bar that is never broken into lines."""
+    return Column(no_wrap=True)
+
+
 def _bars(console: Console) -> Bars:
+    narrow = is_narrow(console)
     return Bars(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("[cyan]{task.fields[headline]}"),
-        _Speed(Column(no_wrap=True)),
-        TimeRemainingColumn(),
+        TextColumn("[bold]{task.description}", table_column=one_line()),
+        BarColumn(bar_width=8 if narrow else None),
+        MofNCompleteColumn(table_column=one_line()),
+        TextColumn("loss {task.fields[loss]}", table_column=one_line()),
+        TextColumn("[cyan]{task.fields[headline]}", table_column=one_line()),
+        *([] if narrow else [_Speed(one_line())]),
+        TimeRemainingColumn(compact=narrow, table_column=one_line()),
         console=console,
     )
 
@@ -163,6 +191,32 @@ def progress_for_each(console: Console, labels: Iterable[str]) -> list[Progress]
         bars = _bars(console)
         return [Live(console, label, bars) for label in labels]
     return [Lines(console, label, is_one_of_many=True) for label in labels]
+
+
+METRICS = {
+    "accuracy_last10": "accuracy on the last 10",
+    "cross_entropy_last10": "cross entropy on the last 10",
+    "cross_entropy": "cross entropy",
+    "mse": "mean squared error",
+    "accuracy": "accuracy",
+    "bits_per_character": "bits per character, a fresh state for each sequence",
+    "bits_per_character_carried": "bits per character, the state carried on",
+}
+"""What the metrics are called."""
+
+
+def show(value: Any) -> str:
+    """A value as people write it: 10,000 and 0.00491."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def show_metric(metric: str, value: float | None) -> str:
+    """A metric as people write it: accuracies in per cent."""
+    if value is None:
+        return "not finite"
+    return f"{value:.1%}" if metric.startswith("accuracy") else f"{value:.4g}"
 
 
 def show_headline(headline: Headline, metrics: dict[str, float | None], name: str | None = None) -> str:

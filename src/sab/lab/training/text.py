@@ -38,8 +38,8 @@ def sample(
 ) -> Iterator[str]:
     """Samples characters after a prompt, one by one.
 
-    Each takes one step from the state before it, which holds the latest `memory` microstates or, if None, as many as a
-    sequence has in training: time and memory do not grow with the text. A `temperature` of 0 takes the likeliest one.
+    Each takes one step from the state before it, which holds the latest `memory` microstates or, if None, as many as in
+    training: time and memory do not grow with the text. A `temperature` of 0 takes the likeliest one.
     """
     task = character_task(task)
     check_int("length", length, 1)

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch.utils.tensorboard.writer import SummaryWriter
+from torch import Tensor
 
 from sab.errors import printable
-from sab.lab.files import writing
 from sab.lab.models import SequenceModel
 from sab.lab.tasks import Split
 from sab.lab.training import checkpoint, distributed
 from sab.lab.training.checkpoint import TrainingState
 from sab.lab.training.config import TrainConfig
-from sab.lab.training.evaluation import evaluate, evaluate_fully
+from sab.lab.training.evaluation import evaluate, evaluate_fully, mean_attention
+from sab.lab.training.events import Events
 from sab.lab.training.lock import RunLock
 from sab.lab.training.progress import Progress
 from sab.lab.training.run import LoggedEvaluation, Result, Run, RunConfig, Status, finite, provenance
@@ -68,7 +68,7 @@ class Trainer:
         """How many updates were made; on a GPU the newest may be in flight, and their losses unread."""
         self._saved_at = time.monotonic()
         self._updates: Updates | None = None
-        self._events: SummaryWriter | None = None
+        self._events: Events | None = None
 
     def _lock_folder(self, out: Path, resume: bool) -> None:
         """Locks the run's folder, and makes the run there or loads it."""
@@ -173,6 +173,8 @@ class Trainer:
                 result = replace(result, metrics=test, valid=valid)
                 if distributed.is_first():
                     self.run.finish(result)
+                    if self._events is not None:
+                        self._events.end(result, self._attention())
         self.result = result
 
     def close(self) -> None:
@@ -193,6 +195,13 @@ class Trainer:
             if distributed.is_first():
                 self._lock.release()
 
+    def _attention(self) -> Tensor | None:
+        """The mean weights of the last layer over a batch, where there is a memory to read."""
+        memory, task = self.config.model.layer_config(), self.config.task
+        if memory.k_top == 0 or task.steps <= memory.k_att or distributed.count() > 1:
+            return None
+        return mean_attention(self.model, task, self.config.training, "valid")[-1].cpu()
+
     def _take_best(self, step: int) -> None:
         """Loads the best weights, those of `step`, into the model."""
         distributed.run_on_first(lambda: checkpoint.load_best(self.run.best, self.config, self.model, step))
@@ -209,9 +218,8 @@ class Trainer:
     def _build_updates(self) -> Updates:
         return build_updates(self.config, self.model, self.optimizer, self.state, self._stream)
 
-    def _build_events(self) -> SummaryWriter:
-        with writing(self.run.path):
-            return SummaryWriter(str(self.run.path), purge_step=self.state.step + 1)
+    def _build_events(self) -> Events:
+        return Events(self.run.path, self.config, self.state.step)
 
     def _iterate(self, updates: Updates) -> None:
         training = self.config.training
@@ -246,6 +254,8 @@ class Trainer:
         trouble = updates.read(self.state)
         if self.state.step > before:
             self.progress.iteration(self.state.step, updates.loss)
+            if self._events is not None:
+                self._events.loss(self.state.step, updates.loss)
         if trouble is None:
             return True
         if self.config.training.on_nan == "rollback":
@@ -369,11 +379,7 @@ class Trainer:
             "elapsed": state.elapsed,
         }
         self.run.log(line)
-        scalars = {name: line[name] for name in ("loss", "grad_norm", "iterations_per_second")} | metrics
-        with writing(self.run.path):
-            for name, value in scalars.items():
-                self._events.add_scalar(name, math.nan if value is None else value, state.step)
-            self._events.flush()
+        self._events.evaluation(line, self.config.training.lr_at(state.step) * state.lr_factor)
         self.progress.evaluation({**line, "best": state.best, "best_at": state.best_at})
 
     def _evaluate_fully(self, split: Split) -> dict[str, float]:

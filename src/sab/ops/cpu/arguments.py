@@ -10,7 +10,7 @@ from torch import Tensor
 # The members in their order. The loader refuses a library whose structures have another size.
 SIZES = """
     steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
-    cell scorer weighting dense incorporation threads shared input_size unpacked
+    cell scorer weighting dense incorporation threads shared input_size unpacked max_memory forget places remembered
 """.split()
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
@@ -22,7 +22,7 @@ POINTERS = """
     hidden_gates joined dh chain dh_hat masked
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
     dnorm_ih dnorm_hh db_ih db_hh dnorm_c_weight dnorm_c_bias
-    x w_x b_x microstates numbers
+    x w_x b_x microstates numbers live reads
 """.split()
 
 
@@ -41,7 +41,7 @@ class Step(ctypes.Structure):
     """What changes from step to step of a stream."""
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("batch", "slots", "capacity", "seen", "threads")),
+        *((name, ctypes.c_int64) for name in ("batch", "slots", "capacity", "seen", "threads", "remembered")),
         *((name, ctypes.c_void_p) for name in ("x", "h", "c", "h_new", "c_new")),
-        *((name, ctypes.c_void_p) for name in ("microstates", "keys", "numbers")),
+        *((name, ctypes.c_void_p) for name in ("microstates", "keys", "numbers", "live", "reads")),
     ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sab import torch_private
-from sab.config import SABConfig
+from sab.config import FORGETS, SABConfig
 from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
@@ -138,6 +138,9 @@ def arguments_of(plan: Plan, weights: Weights) -> Arguments:
         arguments.set(**{name: value for name, value in weights._asdict().items() if name.startswith("norm_")})
     if plan.is_affine:
         arguments.set(w_query=weights.w_query, w_memory=weights.w_memory)
+    if config.forgets:
+        bound = {"max_memory": config.max_memory, "forget": FORGETS.index(config.forget), "places": plan.places}
+        arguments.set(**bound, remembered=plan.first_slots)
     arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
 

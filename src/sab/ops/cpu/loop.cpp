@@ -1,7 +1,8 @@
 // The recurrence over a whole sequence, forward and backward.
 //
-// Rows of a batch never meet inside the recurrence, so each thread takes some rows through all the steps and no two
-// threads wait for each other. Only where the weights are too large for a core's own cache do the threads share each
+// Rows of a batch never meet inside the recurrence, so each thread takes a few rows through all the steps, then the next
+// few, and no two threads wait for each other: what these rows read stays in the core's cache, and a thread that is
+// slowed down by others leaves the rest to the next. Only where the weights are too large for a core's own cache do the threads share each
 // matrix product instead, by columns, and wait for each other around it. Rows do meet in the weights' gradients: these
 // are large matrix products that the caller makes afterwards from what is stored here. Buffers are [time, row, feature]
 // but for the keys, [row, slot, key]. A microstate is not copied: it is the row of `store` with its hidden state.
@@ -19,11 +20,13 @@
 #endif
 
 #include "cells.h"
+#include "forgetting.h"
 #include "functions.h"
 #include "incorporations.h"
 #include "products.h"
 #include "schedule.h"
 #include "scorers.h"
+#include "selection.h"
 #include "weightings.h"
 
 // arguments.py has the same members in the same order. A pointer is null where a configuration has no such buffer.
@@ -35,6 +38,9 @@ struct Arguments {
     int64_t threads, shared;
     // For a step of a stream: entries of an input; whether weights are as they are and not packed.
     int64_t input_size, unpacked;
+    // Of a bounded macrostate: its bound, or 0, the rule of forgetting, how many microstates a row of `live` has room
+    // for, and how many there are before the first step.
+    int64_t max_memory, forget, places, remembered;
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
@@ -58,6 +64,9 @@ struct Arguments {
     const void *x, *w_x, *b_x;
     void *microstates;
     int64_t *numbers;
+    // Of a bounded macrostate, [row, places]: the slots of what it holds, oldest first, and counts of reads, or null.
+    int32_t *live;
+    int64_t *reads;
 };
 
 // Whether the library has the parts that the arguments name.
@@ -68,67 +77,68 @@ static bool check(const Arguments &a) {
     return !a.dense || visit(Weightings{}, a.weighting, [](auto weighting) { return weighting.normalises_all; });
 }
 
-// The k_top highest scores so far with their slots, highest first.
-template <typename T> struct Best {
-    int64_t k_top;
-    T *scores;
-    int32_t *slots;
-    int64_t found = 0;
+// The cosines and sines of the angles by which pairs of entries of keys and queries are turned at each step of a pass.
+template <typename T> class Turns {
+    int64_t pairs = 0;  // the first ones of a key; no other is turned
+    std::vector<T> cosines, sines;
 
-    // A new score comes after those it equals, which are older.
-    void insert(T score, int64_t slot) {
-        if (found == k_top && !(score > scores[found - 1])) return;
-        int64_t place = found < k_top ? found++ : found - 1;
-        for (; place > 0 && score > scores[place - 1]; place--) {
-            scores[place] = scores[place - 1];
-            slots[place] = slots[place - 1];
-        }
-        scores[place] = score;
-        slots[place] = static_cast<int32_t>(slot);
+  public:
+    explicit Turns(const Arguments &a) {
+        if (a.turn_rates == nullptr) return;
+        while (pairs < a.key_size / 2 && a.turn_rates[2 * pairs] != 0) pairs++;
+        cosines.resize(a.steps * pairs), sines.resize(a.steps * pairs);
+        for (int64_t t = 0; t < a.steps; t++)
+            for (int64_t pair = 0; pair < pairs; pair++) {
+                uint32_t turns = uint32_t(a.seen + t) * uint32_t(a.turn_rates[2 * pair]);  // exact at any step
+                double angle = turns * (2 * 3.14159265358979323846 / 4294967296.0);
+                cosines[t * pairs + pair] = T(std::cos(angle)), sines[t * pairs + pair] = T(std::sin(angle));
+            }
     }
 
-    // The scores of slots 0 to count - 1, in their order. Most are too low: a block without a high one is passed over.
-    void insert_all(const T *all, int64_t count) {
-        constexpr int64_t block = 32;
-        for (int64_t slot = 0; slot < count; slot += block) {
-            int64_t end = std::min(slot + block, count);
-            if (found == k_top && end == slot + block) {
-                T lowest = scores[found - 1];
-                int higher = 0;
-#pragma omp simd reduction(| : higher)
-                for (int64_t j = 0; j < block; j++) higher |= all[slot + j] > lowest;
-                if (!higher) continue;
-            }
-            for (int64_t j = slot; j < end; j++) insert(all[j], j);
+    // Turns a key or a query by the angles of step t, or back with a direction of -1.
+    void turn(int64_t t, T *x, T direction) const {
+        const T *cosine = &cosines[t * pairs], *sine = &sines[t * pairs];
+#pragma omp simd
+        for (int64_t pair = 0; pair < pairs; pair++) {
+            T even = x[2 * pair], odd = x[2 * pair + 1], across = direction * sine[pair];
+            x[2 * pair] = even * cosine[pair] - odd * across;
+            x[2 * pair + 1] = even * across + odd * cosine[pair];
         }
     }
 };
 
-// One thread's share of a pass: all steps of `rows` rows from row `first` on.
+constexpr int64_t GROUP = 8;  // rows that a thread takes through all steps at a time
+
+// All steps of `rows` rows from row `first` on. Where threads share products, each has a part of the batch.
 template <typename T> class Pass {
     const Arguments &a;
+    const Turns<T> &turns;
     const Schedule schedule;
-    const int64_t thread, threads, first, rows, n, d, gate_size;
+    const int64_t part, parts, first, rows, n, d, gate_size;
     const bool query_cancels, splits_gates;
-    std::vector<T> scores;  // of all slots of one row
     std::vector<T> scratch, total;  // for one key or query
-    std::vector<T> cosines, sines;  // of the angles by which pairs of entries are turned at the present step
     std::vector<T> normed_c, dread;  // of one row's layer norm of c
+    Selector<T> selector;
 
   public:
-    Pass(const Arguments &a, int64_t thread, int64_t threads)
-        : a(a), schedule(a.k_top, a.k_att, a.k_trunc, a.seen, a.first_slots, a.microstates == nullptr ? a.first_slots : 0),
-          thread(thread), threads(threads),
-          first(a.batch * thread / threads), rows(a.batch * (thread + 1) / threads - first), n(a.n), d(a.key_size),
+    Pass(const Arguments &a, const Turns<T> &turns, int64_t part, int64_t parts)
+        : a(a), turns(turns), schedule(a.k_top, a.k_att, a.k_trunc, a.seen, a.first_slots, a.microstates == nullptr ? a.first_slots : 0),
+          part(part), parts(parts),
+          first(a.batch * part / parts), rows(a.batch * (part + 1) / parts - first), n(a.n), d(a.key_size),
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
           query_cancels(a.k_top > 0 &&
                         visit(Scorers{}, a.scorer, [](auto scorer) { return scorer.query_cancels; })),
           splits_gates(visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; })),
-          scores(schedule.slots_at(a.steps) + 1), scratch(d), total(d), cosines(d / 2), sines(d / 2),
-          normed_c(a.norm_c_weight == nullptr ? 0 : n), dread(normed_c.size()) {}
+          scratch(d), total(d),
+          normed_c(a.norm_c_weight == nullptr ? 0 : n), dread(normed_c.size()),
+          selector(schedule.slots_at(a.steps) + 1) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
+        if (a.max_memory > 0 && a.microstates == nullptr)  // a stream comes with its own
+            for (int64_t row = first; row < first + rows; row++)
+                for (int64_t i = 0; i < a.places; i++)
+                    a.live[row * a.places + i] = i < a.first_slots ? static_cast<int32_t>(i) : -1;
         // If the query cancels, keys alone decide what a step selects, so each row's selection is kept up to date.
         std::vector<T> best_keys(query_cancels ? rows * a.k_top : 0);
         std::vector<int32_t> best_slots(best_keys.size());
@@ -136,15 +146,22 @@ template <typename T> class Pass {
         if (query_cancels)
             for (int64_t row = 0; row < rows; row++) {
                 best.push_back({a.k_top, &best_keys[row * a.k_top], &best_slots[row * a.k_top]});
-                for (int64_t slot = 0; slot < a.first_slots; slot++)
+                const Remembered held = remembered(first + row, used_at(0));
+                for (int64_t i = 0; i < used_at(0); i++) {
+                    int64_t slot = a.max_memory > 0 ? held.slots[i] : i;
                     best[row].insert(*key(a.keys, first + row, slot), slot);
+                }
             }
+        if (sketches_keys()) {
+            selector.sketch(rows, d);
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t slot = 0; slot < a.first_slots; slot++) selector.add(row, slot, key(a.keys, first + row, slot));
+        }
         if (a.x != nullptr) input_forward();
         for (int64_t t = 0; t < a.steps; t++) {
             product(gate_size, n, entering(t), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
-            face(t);
-            int64_t used = schedule.slots_at(t);
+            int64_t slot = schedule.slots_at(t), used = used_at(t);
             T *h_new = hidden(a.store, t, first);
             if (used == 0) {
                 memcpy(h_new, at(a.h_hat, t, first, n), rows * n * sizeof(T));
@@ -157,14 +174,18 @@ template <typename T> class Pass {
             for (int64_t row = 0; row < rows; row++)
                 if (ended(t, first + row)) memset(h_new + row * n, 0, n * sizeof(T));
             if (schedule.keeps(t)) {
-                keep_forward(t, used);
+                keep_forward(t, slot);
                 if (a.microstates != nullptr)
                     for (int64_t row = 0; row < rows; row++) {
-                        memcpy(const_cast<T *>(microstate(first + row, used)), h_new + row * n, n * sizeof(T));
-                        a.numbers[(first + row) * a.slots + used] = schedule.number(t);
+                        memcpy(const_cast<T *>(microstate(first + row, slot)), h_new + row * n, n * sizeof(T));
+                        a.numbers[(first + row) * a.slots + slot] = schedule.number(t);
                     }
-                if (query_cancels)
-                    for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, used), used);
+                if (a.max_memory > 0)
+                    for (int64_t row = 0; row < rows; row++)
+                        remember(t, first + row, slot, used, query_cancels ? &best[row] : nullptr);
+                else if (query_cancels)
+                    for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, slot), slot);
+                for (int64_t row = 0; row < rows; row++) selector.add(row, slot, key(a.keys, first + row, slot));
             }
         }
     }
@@ -178,9 +199,8 @@ template <typename T> class Pass {
             for (int64_t j = 0; j < rows * n; j++) dh[j] = arriving[j] + chain[j];
             for (int64_t row = 0; row < rows; row++)
                 if (ended(t, first + row)) memset(dh + row * n, 0, n * sizeof(T));
-            face(t);
-            int64_t used = schedule.slots_at(t);
-            if (schedule.keeps(t)) keep_backward(t, used, dh);
+            int64_t used = used_at(t);
+            if (schedule.keeps(t)) keep_backward(t, schedule.slots_at(t), dh);
             if (used == 0) {
                 memcpy(dh_hat, dh, rows * n * sizeof(T));
             } else {
@@ -220,32 +240,45 @@ template <typename T> class Pass {
         if (a.microstates == nullptr) return at(a.store, schedule.microstate(slot), row, n);
         return static_cast<T *>(a.microstates) + (row * a.slots + slot) * n;
     }
+    // How many microstates there are when step t reads.
+    int64_t used_at(int64_t t) const {
+        int64_t slots = schedule.slots_at(t);
+        return a.max_memory == 0 ? slots : std::min(a.max_memory, slots - a.first_slots + a.remembered);
+    }
+    // What a row of a bounded macrostate holds when there are `used` microstates.
+    Remembered remembered(int64_t row, int64_t used) const {
+        return {a.live + row * a.places, a.reads == nullptr ? nullptr : a.reads + row * a.places, used, a.max_memory};
+    }
+    // Adds what step t keeps to a bounded macrostate; `best` as for `read_forward`.
+    void remember(int64_t t, int64_t row, int64_t slot, int64_t used, Best<T> *best) const {
+        if (ended(t, row)) return;
+        Remembered held = remembered(row, used);
+        int64_t lost = held.keep(slot, schedule.number(t), a.forget);
+        if (best == nullptr || lost == slot) return;
+        if (std::find(best->slots, best->slots + best->found, lost) == best->slots + best->found)
+            return best->insert(*key(a.keys, row, slot), slot);
+        best->found = 0;
+        for (int64_t i = 0; i < used; i++) best->insert(*key(a.keys, row, held.slots[i]), held.slots[i]);
+    }
     // Of a scorer that normalises: 1 / the length of W_m m, and what the terms of a score are multiplied with.
     T &key_scale(int64_t row, int64_t slot) const { return static_cast<T *>(a.key_scale)[row * a.slots + slot]; }
     T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *at(a.query_scale, t, row, 1); }
 
-    // Sets the angles of step t, exact at any step.
-    void face(int64_t t) {
-        if (a.turn_rates == nullptr) return;
-        for (int64_t pair = 0; pair < d / 2; pair++) {
-            uint32_t turns = uint32_t(a.seen + t) * uint32_t(a.turn_rates[2 * pair]);
-            double angle = turns * (2 * 3.14159265358979323846 / 4294967296.0);
-            cosines[pair] = T(std::cos(angle)), sines[pair] = T(std::sin(angle));
-        }
-    }
-    // Turns a key or a query by the present step's angles, or back with a direction of -1.
-    void turn(T *x, T direction) const {
-        for (int64_t pair = 0; pair < d / 2; pair++) {
-            T even = x[2 * pair], odd = x[2 * pair + 1], sine = direction * sines[pair];
-            x[2 * pair] = even * cosines[pair] - odd * sine;
-            x[2 * pair + 1] = even * sine + odd * cosines[pair];
-        }
-    }
     // What the inner products of keys with are scores, in `scratch`.
     void scaled_query(int64_t t, int64_t row) {
         const T *query = at(a.query, t, row, d), *v = weight(a.v), scale = score_scale(t, row);
         for (int64_t j = 0; j < d; j++) scratch[j] = scale * v[j] * query[j];
-        turn(scratch.data(), T(1));
+        turns.turn(t, scratch.data(), T(1));
+    }
+    // Whether rough scores are worth their making: not in a call of few steps, which would make those of an old memory.
+    bool sketches_keys() const {
+        if (a.k_top == 0 || a.max_memory > 0 || a.dense || schedule.slots_at(a.steps) < Sketch<T>::FEWEST || a.steps < 8) return false;
+        return visit(Scorers{}, a.scorer, [&](auto scorer) {
+            if constexpr (scorer.query_cancels)
+                return false;
+            else
+                return scorer.is_product && d <= Sketch<T>::LARGEST;
+        });
     }
     const T *weight(const void *pointer) const { return static_cast<const T *>(pointer); }
     // Past its end a row is all zeros, so that nothing grows there that a gradient of 0 would be multiplied with.
@@ -269,8 +302,8 @@ template <typename T> class Pass {
         if (!a.shared) return some(rows, n_size, left + first * left_stride, weight(packed), out + first * out_stride);
         constexpr int64_t columns = Panel<T>::COLUMNS;
         int64_t panels = (n_size + columns - 1) / columns;
-        int64_t from = panels * thread / threads * columns;
-        int64_t to = std::min(panels * (thread + 1) / threads * columns, n_size);
+        int64_t from = panels * part / parts * columns;
+        int64_t to = std::min(panels * (part + 1) / parts * columns, n_size);
         meet();
         if (to > from) some(a.batch, to - from, left, weight(packed) + from * k_size, out + from);
         meet();
@@ -385,32 +418,40 @@ template <typename T> class Pass {
         if (ended(t, row)) return;  // before the pass the buffers are filled as for steps without a read
         int64_t k = std::min(a.k_top, used);
         int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
-        T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n);
+        T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n), *scores = selector.scores.data();
+        const Remembered held = remembered(row, used);
+        auto slot_of = [&](int64_t i) { return a.max_memory > 0 ? int64_t(held.slots[i]) : i; };
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (scorer.query_cancels) {
                 T query = scorer.project(weight(a.w_query), at(a.h_hat, t, row, n), n);
                 if (a.dense)
-                    for (int64_t slot = 0; slot < used; slot++) scores[slot] = *key(a.keys, row, slot) + query;
+                    for (int64_t i = 0; i < used; i++) scores[i] = *key(a.keys, row, slot_of(i)) + query;
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
                 const T *query = at(a.query, t, row, d), *v = weight(a.v);
                 if constexpr (scorer.normalises) scaled_query(t, row), query = scratch.data();
-                if constexpr (scorer.is_product)
-                    multiply_unpacked(1, used, d, query, d, key(a.keys, row, 0), scores.data(), used);
-                else
-                    for (int64_t slot = 0; slot < used; slot++)
-                        scores[slot] = scorer.score(key(a.keys, row, slot), query, v, d);
                 Best<T> found{a.k_top, weights, selected};
-                found.insert_all(scores.data(), used);
+                if constexpr (scorer.is_product) {
+                    if (a.max_memory > 0)
+                        held.multiply(key(a.keys, row, 0), query, d, scores), selector.select(used, found, a.dense);
+                    else
+                        selector.select_by_product(row - first, key(a.keys, row, 0), query, used, d, found, a.dense);
+                } else {
+                    for (int64_t i = 0; i < used; i++) scores[i] = scorer.score(key(a.keys, row, slot_of(i)), query, v, d);
+                    selector.select(used, found, a.dense);
+                }
+                for (int64_t i = 0; i < k; i++) selected[i] = static_cast<int32_t>(slot_of(selected[i]));
                 if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
             }
         });
-        Weighed<T> s{weights, k, a.dense ? scores.data() : nullptr, used, at(a.norms, t, row, 1)};
+        if (a.max_memory > 0)
+            for (int64_t i = 0; i < k; i++) held.count(selected[i]);
+        Weighed<T> s{weights, k, a.dense ? scores : nullptr, used, at(a.norms, t, row, 1)};
         visit(Weightings{}, a.weighting, [&](auto weighting) { weighting.forward(s); });
         memset(summary, 0, n * sizeof(T));
         if (a.dense)
-            for (int64_t slot = 0; slot < used; slot++)
-                add_scaled(summary, scores[slot], microstate(row, slot), n);
+            for (int64_t i = 0; i < used; i++)
+                add_scaled(summary, scores[i], microstate(row, slot_of(i)), n);
         else
             for (int64_t i = 0; i < k; i++)
                 add_scaled(summary, weights[i], microstate(row, selected[i]), n);
@@ -470,7 +511,7 @@ template <typename T> class Pass {
             add_scaled(total.data(), scale * da[i], own, d);
             sum += along;
         }
-        turn(total.data(), T(-1));
+        turns.turn(t, total.data(), T(-1));
         for (int64_t j = 0; j < d; j++) {
             dquery[j] = v[j] * total[j] - sum * inverse * inverse * query[j];
             dv[j] += query[j] * total[j];
@@ -519,7 +560,7 @@ template <typename T> class Pass {
                         T scale = inverse_length(key(a.keys, row, slot), d);
                         if (a.key_scale != nullptr) key_scale(row, slot) = scale;
                         for (int64_t j = 0; j < d; j++) key(a.keys, row, slot)[j] *= scale;
-                        turn(key(a.keys, row, slot), T(1));
+                        turns.turn(t, key(a.keys, row, slot), T(1));
                     }
             });
         }
@@ -535,7 +576,7 @@ template <typename T> class Pass {
     void keep_backward(int64_t t, int64_t slot, T *dh) {
         if (!query_cancels) {
             if (a.turn_rates != nullptr)
-                for (int64_t row = first; row < first + rows; row++) turn(key(a.dkeys, row, slot), T(-1));
+                for (int64_t row = first; row < first + rows; row++) turns.turn(t, key(a.dkeys, row, slot), T(-1));
             return product(n, d, key(a.dkeys, 0, slot), a.slots * d, a.w_memory_back, at(a.dh, 0, 0, n), n, true);
         }
         visit(Scorers{}, a.scorer, [&](auto scorer) {
@@ -551,24 +592,34 @@ template <typename T> class Pass {
 // Returns 0, or 1 where the library does not have one of the parts.
 template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
     if (!check(arguments)) return 1;
-#pragma omp parallel num_threads(arguments.threads)
-    {
-#if defined(_OPENMP)
-        Pass<T> pass(arguments, omp_get_thread_num(), omp_get_num_threads());
-#else
-        Pass<T> pass(arguments, 0, 1);
-#endif
+    const Turns<T> turns(arguments);
+    auto pass = [&](int64_t part, int64_t parts) {
+        Pass<T> pass(arguments, turns, part, parts);
         is_forward ? pass.forward() : pass.backward();
+    };
+    if (arguments.shared) {
+#pragma omp parallel num_threads(arguments.threads)
+#if defined(_OPENMP)
+        pass(omp_get_thread_num(), omp_get_num_threads());
+#else
+        pass(0, 1);
+#endif
+        return 0;
     }
+    int64_t parts = std::max((arguments.batch + GROUP - 1) / GROUP, std::min(arguments.threads, arguments.batch));
+#pragma omp parallel for schedule(dynamic) num_threads(std::min(arguments.threads, parts))
+    for (int64_t part = 0; part < parts; part++) pass(part, parts);
     return 0;
 }
 
 // What changes from step to step of a stream.
 struct Step {
-    int64_t batch, slots, capacity, seen, threads;
+    int64_t batch, slots, capacity, seen, threads, remembered;
     const void *x, *h, *c;
     void *h_new, *c_new, *microstates, *keys;
     int64_t *numbers;
+    int32_t *live;
+    int64_t *reads;
 };
 
 // One step of a stream: a pass of one step without a backward, with buffers of its own, after which the memory has the
@@ -585,6 +636,7 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     a.threads = a.shared ? s.threads : std::min(s.threads, s.batch);
     a.k_top = std::min(a.k_top, s.slots + 1);  // there are never more; one at least, without which there is no memory
     a.x = s.x, a.microstates = s.microstates, a.keys = s.keys, a.numbers = s.numbers;
+    a.places = a.max_memory, a.remembered = s.remembered, a.live = s.live, a.reads = s.reads;
     int64_t n = a.n, gate_size = n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; });
     int64_t state_size = s.batch * n;
     static thread_local std::vector<T> buffers;
@@ -622,6 +674,18 @@ extern "C" const char *sab_parts(const char *kind) {
     return nullptr;
 }
 
+// Selects by product as a pass does, for tests: the k_top best of `used` keys, which are sketched or not. Returns how many
+// keys were scored.
+template <typename T>
+int64_t select(const T *keys, const T *query, int64_t used, int64_t d, int64_t k_top, bool sketched, T *scores,
+               int32_t *slots) {
+    Selector<T> selector(used);
+    if (sketched) selector.sketch(1, d);
+    for (int64_t slot = 0; slot < used; slot++) selector.add(0, slot, keys + slot * d);
+    Best<T> best{k_top, scores, slots};
+    return selector.select_by_product(0, keys, query, used, d, best, false);
+}
+
 #define EXPORT(TYPE)                                                                                                   \
     extern "C" int64_t sab_columns_##TYPE() { return Panel<TYPE>::COLUMNS; }                                           \
     extern "C" void sab_pack_##TYPE(const TYPE *b, int64_t k_size, int64_t n_size, bool transposed, TYPE *packed) {    \
@@ -629,6 +693,10 @@ extern "C" const char *sab_parts(const char *kind) {
     }                                                                                                                  \
     extern "C" int64_t sab_forward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, true); }          \
     extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }         \
+    extern "C" int64_t sab_select_##TYPE(const TYPE *keys, const TYPE *query, int64_t used, int64_t d, int64_t k_top,      \
+                                         bool sketched, TYPE *scores, int32_t *slots) {                                \
+        return select(keys, query, used, d, k_top, sketched, scores, slots);                                          \
+    }                                                                                                                  \
     extern "C" int64_t sab_step_##TYPE(const Arguments *layer, const Step *now) { return step<TYPE>(*layer, *now); }
 
 EXPORT(float)

@@ -63,70 +63,96 @@ template <typename T> void transpose_square(const T *b, int64_t b_stride, T *out
     for (int i = 0; i < lanes; i++) *reinterpret_cast<Vector *>(out + i * out_stride) = rows[i];
 }
 
-// B [K, N] (or its transpose) in panels of COLUMNS columns, [panel, K, COLUMNS], the last one filled up with zeros.
+// B [K, N] (or its transpose) in panels of COLUMNS columns, [panel, K, COLUMNS]; the last one is as many vectors wide as
+// its columns need and filled up with zeros.
 template <typename T> void pack(const T *b, int64_t k_size, int64_t n_size, bool transposed, T *packed) {
     constexpr int64_t columns = Panel<T>::COLUMNS, lanes = Panel<T>::LANES;
     for (int64_t first = 0; first < n_size; first += columns, packed += columns * k_size) {
-        int64_t used = std::min(columns, n_size - first);
-        if (used < columns) std::fill(packed, packed + columns * k_size, T(0));
+        int64_t used = std::min(columns, n_size - first), width = (used + lanes - 1) / lanes * lanes;
+        if (used < width) std::fill(packed, packed + width * k_size, T(0));
         if (!transposed) {
             for (int64_t k = 0; k < k_size; k++)
-                memcpy(packed + k * columns, b + k * n_size + first, used * sizeof(T));
+                memcpy(packed + k * width, b + k * n_size + first, used * sizeof(T));
             continue;
         }
         for (int64_t j = 0; j < used; j += lanes)
             for (int64_t k = 0; k < k_size; k += lanes) {
                 const T *from = b + (first + j) * k_size + k;
-                T *to = packed + k * columns + j;
+                T *to = packed + k * width + j;
                 if (j + lanes <= used && k + lanes <= k_size) {
-                    transpose_square(from, k_size, to, columns);
+                    transpose_square(from, k_size, to, width);
                     continue;
                 }
                 for (int64_t row = 0; row < std::min(lanes, used - j); row++)
-                    for (int64_t i = 0; i < std::min(lanes, k_size - k); i++) to[i * columns + row] = from[row * k_size + i];
+                    for (int64_t i = 0; i < std::min(lanes, k_size - k); i++) to[i * width + row] = from[row * k_size + i];
             }
     }
 }
 
-template <typename T, int rows>
+// Some rows of C (+)= A B for a panel of B that is `vectors` wide.
+template <typename T, int rows, int vectors>
 void multiply_block(const T *a, int64_t a_stride, const T *panel, int64_t k_size, T *c, int64_t c_stride,
                     int64_t columns, bool accumulate) {
     using Vector = typename Panel<T>::Vector;
-    Vector sums[rows][VECTORS] = {};
-    for (int64_t k = 0; k < k_size; k++, panel += Panel<T>::COLUMNS) {
+    constexpr int width = vectors * Panel<T>::LANES;
+    Vector sums[rows][vectors] = {};
+    for (int64_t k = 0; k < k_size; k++, panel += width) {
         const Vector *b = reinterpret_cast<const Vector *>(panel);
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++)
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) sums[row][j] += a[row * a_stride + k] * b[j];
+            for (int j = 0; j < vectors; j++) sums[row][j] += a[row * a_stride + k] * b[j];
     }
-    T values[rows][Panel<T>::COLUMNS];
+    if (columns == width) {
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++) {
+            Vector *out = reinterpret_cast<Vector *>(c + row * c_stride);
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) out[j] = accumulate ? out[j] + sums[row][j] : sums[row][j];
+        }
+        return;
+    }
+    T values[rows][width];
     memcpy(values, sums, sizeof values);
     for (int row = 0; row < rows; row++)
         for (int64_t j = 0; j < columns; j++)
             c[row * c_stride + j] = accumulate ? c[row * c_stride + j] + values[row][j] : values[row][j];
 }
 
-template <typename T, int rows>
+// The same for all m rows of A, or where m is less than `rows` for those.
+template <typename T, int rows, int vectors>
 void multiply_rows(int64_t m, const T *a, int64_t a_stride, const T *panel, int64_t k_size, T *c, int64_t c_stride,
                    int64_t columns, bool accumulate) {
-    if (m == rows)
-        multiply_block<T, rows>(a, a_stride, panel, k_size, c, c_stride, columns, accumulate);
-    else if constexpr (rows > 1)
-        multiply_rows<T, rows - 1>(m, a, a_stride, panel, k_size, c, c_stride, columns, accumulate);
+    int64_t row = 0;
+    for (; row + rows <= m; row += rows)
+        multiply_block<T, rows, vectors>(a + row * a_stride, a_stride, panel, k_size, c + row * c_stride, c_stride,
+                                         columns, accumulate);
+    if constexpr (rows > 1)
+        if (row < m)
+            multiply_rows<T, rows - 1, vectors>(m - row, a + row * a_stride, a_stride, panel, k_size,
+                                                c + row * c_stride, c_stride, columns, accumulate);
+}
+
+// The same for a panel of any width up to `vectors`.
+template <typename T, int vectors, typename... Rest>
+void multiply_panel(int64_t width, int64_t m, const Rest &...rest) {
+    if (width == vectors * Panel<T>::LANES)
+        multiply_rows<T, ROWS, vectors>(m, rest...);
+    else if constexpr (vectors > 1)
+        multiply_panel<T, vectors - 1>(width, m, rest...);
 }
 
 // C [M, N] (+)= A [M, K] B [K, N], B packed.
 template <typename T>
 void multiply(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride, const void *packed, T *c,
               int64_t c_stride, bool accumulate) {
-    constexpr int columns = Panel<T>::COLUMNS;
+    constexpr int64_t columns = Panel<T>::COLUMNS, lanes = Panel<T>::LANES;
     const T *panel = static_cast<const T *>(packed);
-    for (int64_t first = 0; first < n_size; first += columns, panel += columns * k_size)
-        for (int64_t row = 0; row < m_size; row += ROWS)
-            multiply_rows<T, ROWS>(std::min<int64_t>(ROWS, m_size - row), a + row * a_stride, a_stride, panel, k_size,
-                                   c + row * c_stride + first, c_stride, std::min<int64_t>(columns, n_size - first),
-                                   accumulate);
+    for (int64_t first = 0; first < n_size; first += columns, panel += columns * k_size) {
+        int64_t used = std::min(columns, n_size - first);
+        multiply_panel<T, VECTORS>((used + lanes - 1) / lanes * lanes, m_size, a, a_stride, panel, k_size, c + first,
+                                   c_stride, used, accumulate);
+    }
 }
 
 // The sum of each of `count` vectors, as many as there are lanes, in their order.

@@ -4,6 +4,10 @@ An ordinary call copies the whole memory, which after thousands of steps takes f
 of a stream share a buffer: each is a range of its slots, and the newest state appends behind its own. What is in a
 state's range is never written again, so older states stay valid; one that is continued for a second time gets a buffer
 of its own.
+
+Of a bounded macrostate a state is the latest slots of that range or, where others than the oldest are forgotten, those
+of a list that it has for itself. What is forgotten stays in the buffer until it is full; then the rest moves to a new
+one. So a buffer has room for at most twice the bound.
 """
 
 from __future__ import annotations
@@ -91,28 +95,69 @@ class Buffer:
             return True
 
 
+class Held(NamedTuple):
+    """What a macrostate holds that does not forget the oldest; nobody writes to it once a state has it."""
+
+    live: Tensor
+    """The slots, oldest first, [B, N], int32, of which the first `used` count."""
+    reads: Tensor | None
+    """Counts of their reads, [B, N], int64; None where they are not counted."""
+    used: int
+
+    @property
+    def slots(self) -> Tensor:
+        return self.live[:, : self.used].long()
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What is held of a tensor [B, slots, ...]."""
+        slots = self.slots
+        return tensor[torch.arange(len(slots), device="cpu").unsqueeze(1), slots]
+
+    def recent(self, count: int) -> Held:
+        """The latest `count`."""
+        older = max(self.used - count, 0)
+        live, reads = (None if part is None else part.roll(-older, 1) for part in self[:2])
+        assert live is not None
+        return Held(live, reads, self.used - older)
+
+    def copy(self, keeps: bool) -> Held:
+        """The same for a step to write to; the slots where it keeps a microstate, the counts always."""
+        live = self.live.clone() if keeps else self.live
+        return Held(live, None if self.reads is None else self.reads.clone(), self.used)
+
+
 class Streamed(Pending[Memory]):
-    """The memory of a stream after a step: the slots of a buffer from `first` on, up to `last`.
+    """The memory of a stream after a step: the slots of a buffer from `first` on, up to `last`, or those `held`.
 
     Whoever looks at it gets a copy, since a tensor can be changed in place; from then on the copy is the memory.
     """
 
-    def __init__(self, buffer: Buffer, first: int, last: int, seen: int, shape: Shape):  # no call of Pending's
+    def __init__(
+        self, buffer: Buffer, first: int, last: int, seen: int, shape: Shape, held: Held | None = None
+    ):  # no call of Pending's
         self.buffer: Buffer | None = buffer
-        self.first, self.last, self.seen, self.shape = first, last, seen, shape
+        self.first, self.last, self.seen, self.shape, self.held = first, last, seen, shape, held
 
     def get(self) -> Memory:
         """The memory as the tensors of a state."""
         with _making:
-            buffer, within = self.buffer, slice(self.first, self.last)
+            buffer, held = self.buffer, self.held
             if buffer is not None:
                 with torch.inference_mode(False), torch.no_grad(), torch_private.outside_transforms():
-                    microstates, keys, numbers = (self.shape.of(part[:, within].clone()) for part in buffer.parts)
+                    microstates, keys, numbers = map(self.shape.of, self.copied(buffer))
                     sizes = () if self.shape.batch is None else (self.shape.batch,)
                     steps = torch.full(sizes, self.seen, dtype=torch.int64, device="cpu")
-                    self._made = Memory(microstates, keys, numbers, steps, self.seen)
+                    counts = None if held is None or held.reads is None else held.reads[:, : held.used].clone()
+                    counts = None if counts is None else self.shape.of(counts)
+                    self._made = Memory(microstates, keys, numbers, steps, self.seen, counts)
                 self.buffer = None
         return self._made
+
+    def copied(self, buffer: Buffer) -> list[Tensor]:
+        """Copies of the microstates, their keys and their numbers."""
+        if self.held is not None:
+            return [self.held.of(part) for part in buffer.parts]
+        return [part[:, self.first : self.last].clone() for part in buffer.parts]
 
     def detached(self) -> Streamed | None:
         """This, which never has a gradient, or None where a copy has been made."""
@@ -120,9 +165,11 @@ class Streamed(Pending[Memory]):
 
     def recent(self, count: int) -> Streamed | None:
         """The same without its older microstates, or None where a copy has been made."""
-        buffer = self.buffer
+        buffer, held = self.buffer, self.held
         if buffer is None:
             return None
+        if held is not None:
+            return Streamed(buffer, self.first, self.last, self.seen, self.shape, held.recent(count))
         return Streamed(buffer, max(self.first, self.last - count), self.last, self.seen, self.shape)
 
 
@@ -142,6 +189,11 @@ class Stepper:
         self.dtype, self.like = weights.w_hh.dtype, weights.w_hh
         self.n, self.has_c = weights.w_hh.shape[1], CELLS[cell].has_c
         self.k_att, self.has_memory = config.k_att, config.k_top > 0
+        self.max_memory = config.max_memory if config.forgets else None
+        self.counts_reads = config.counts_reads
+        self.has_list = config.forgets and config.forget != "recent"
+        if not self.has_list:
+            config = config.unbounded()  # to forget the oldest is to begin the range of slots later
         scorer = weights.scorer
         of_loops = Weights(weights.w_hh, weights.b_hh, *scorer, weights.incorporate_weight, weights.incorporate_bias)
         sizes = self.like.new_empty(1, 1, 0)
@@ -185,9 +237,17 @@ class Stepper:
             and memory.shape == shape
             and buffer.form == (self.n, self.key_size, self.dtype, self.k_att)
             and (c is not None) is self.has_c
+            and self._can_hold(memory)
             and all(state.shape == shape.of_states and state.dtype is self.dtype for state in states)
             and are_readable(states)
         )
+
+    def _can_hold(self, memory: Streamed) -> bool:
+        """Whether a stream's memory is within the bound, and has what this step needs to forget."""
+        held, bound = memory.held, self.max_memory
+        if not self.has_list:
+            return held is None and (bound is None or memory.last - memory.first <= bound)
+        return held is not None and held.live.shape[1] == bound and (held.reads is not None) is self.counts_reads
 
     def begin(self, memory: Memory | None, shape: Shape, seen: int) -> Streamed:
         """The memory of a layer's state [1, B, ...], or an empty one, as that of a stream."""
@@ -195,7 +255,19 @@ class Stepper:
         buffer = self._new_buffer(shape, slots)
         if memory is not None and slots > 0:
             buffer.fill([part[0].detach() for part in memory[:3]])
-        return Streamed(buffer, 0, slots, seen, shape)
+        reads = None if memory is None or memory.reads is None else memory.reads[0]
+        return Streamed(buffer, 0, slots, seen, shape, self._held(shape, slots, reads))
+
+    def _held(self, shape: Shape, used: int, reads: Tensor | None) -> Held | None:
+        """The first `used` slots of a buffer, with their counts [B, used or more], as what a macrostate holds."""
+        if not self.has_list or self.max_memory is None:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            live = torch.arange(self.max_memory, dtype=torch.int32, device="cpu").expand(shape.rows, -1).contiguous()
+            counts = torch.zeros(shape.rows, self.max_memory, dtype=torch.int64, device="cpu")
+            if reads is not None:
+                counts[:, :used] = reads[:, :used]
+        return Held(live, counts if self.counts_reads else None, used)
 
     def _new_buffer(self, shape: Shape, slots: int) -> Buffer:
         """A buffer for a stream that uses so many slots."""
@@ -206,17 +278,19 @@ class Stepper:
         self, x: Tensor, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape
     ) -> tuple[Tensor, Tensor | None, Streamed] | None:
         """h, c and the memory after one step with the input x; None where x has NaN in it."""
-        buffer, first, last, seen = memory.buffer, memory.first, memory.last, memory.seen
+        buffer, first, last, seen, held = memory.buffer, memory.first, memory.last, memory.seen, memory.held
         if buffer is None:
             return None
-        slots = last - first
-        if self.has_memory and schedule.keeps(seen, self.k_att):
-            if not buffer.take(last):
-                grown = self._new_buffer(shape, slots)
-                grown.fill([part[:, first:last] for part in buffer.parts])
-                buffer, first, last = grown, 0, slots
-                buffer.take(last)
-            last += 1
+        slots, keeps = last - first, self.has_memory and schedule.keeps(seen, self.k_att)
+        if keeps and not buffer.take(last):
+            slots = slots if held is None else held.used
+            grown = self._new_buffer(shape, slots)
+            grown.fill(memory.copied(buffer))
+            buffer, first, last = grown, 0, slots
+            held = None if held is None else self._held(shape, slots, held.reads)
+            buffer.take(last)
+        if held is not None:
+            held = held.copy(keeps)
         h_new = x.new_empty(shape.of_states)
         c_new = None if c is None else x.new_empty(shape.of_states)
         now = Step(
@@ -225,16 +299,24 @@ class Stepper:
             buffer.capacity,
             seen,
             torch.get_num_threads(),
+            0 if held is None else held.used,
             x.data_ptr(),
             h.data_ptr(),
             None if c is None else c.data_ptr(),
             h_new.data_ptr(),
             None if c_new is None else c_new.data_ptr(),
             *[pointer + first * size for pointer, size in buffer.pointers],
+            None if held is None else held.live.data_ptr(),
+            None if held is None or held.reads is None else held.reads.data_ptr(),
         )
         if self._run(self._arguments, ctypes.addressof(now)) != 0:
             return None
-        return h_new, c_new, Streamed(buffer, first, last, seen + 1, shape)
+        if keeps:
+            last += 1
+            if self.max_memory is not None:
+                first = first if self.has_list else max(first, last - self.max_memory)
+                held = None if held is None else held._replace(used=min(held.used + 1, self.max_memory))
+        return h_new, c_new, Streamed(buffer, first, last, seen + 1, shape, held)
 
 
 def can_stream(x: Tensor, stepper: Stepper) -> bool:

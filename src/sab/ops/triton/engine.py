@@ -48,6 +48,8 @@ def unsupported(
         return f"k_top is larger than {LARGEST_K_TOP}"
     if config.layer_norm:
         return "it has no layer_norm"
+    if config.forgets:
+        return "it has no max_memory"
     if weights.h_mask is not None:
         return "it has no recurrent_dropout"
     return no_plan(x, state, weights)

@@ -51,9 +51,9 @@ def test_a_table_and_a_figure_have_no_tags_of_their_contents() -> None:
     assert Tags(table).tags == "div table thead tr th th tbody tr td td".split()
     drawn = Drawn({}, HOSTILE, HOSTILE, [HOSTILE], [[HOSTILE]])
     assert not {"img", "script"} & set(Tags(elements.figure(HOSTILE, drawn)).tags)
-    assert Tags(elements.section("a", HOSTILE, [elements.heading(HOSTILE), elements.paragraph(HOSTILE)])).tags == (
-        "section h2 h3 p".split()
-    )
+    assert Tags(
+        elements.section("a", HOSTILE, [elements.heading(HOSTILE, HOSTILE), elements.paragraph(HOSTILE)])
+    ).tags == ("section h2 h3 p".split())
 
 
 def test_embedded_json_ends_no_script_and_is_the_same_value() -> None:

@@ -176,7 +176,7 @@ def test_the_best_weights_are_told_among_the_moments(tmp_path: Path) -> None:
     assert result.best_at in (1, 2, 3), "others come after it"
     told = explorer.of_run("one", run, 1).about
     assert told.endswith(
-        f"by the weights of 4 moments of the training; the best are those of iteration {result.best_at}."
+        f"with the weights of 4 moments of the training; the best are those of iteration {result.best_at}."
     )
 
 

@@ -154,7 +154,7 @@ def test_a_new_checkpoint_is_a_new_moment(port: int, watched: Run) -> None:
     contents.pop("digest")  # as an older version wrote it
     (later / "state.json").write_text(json.dumps(contents))
     (made,) = data_of(get(port, "/part")[2])["explorers"]
-    assert [moment["told"] for moment in made["moments"]] == ["after 4 iterations", "after 9 iterations"]
+    assert [moment["iteration"] for moment in made["moments"]] == [4, 9]
 
 
 def test_a_run_that_is_gone_is_told(port: int, watched: Run) -> None:

@@ -63,3 +63,26 @@ def test_ticks_of_a_logarithmic_axis_are_few_and_whole() -> None:
     assert shown(0.00001, 0.2) == ["10<sup>−5</sup>", "10<sup>−4</sup>", "0.001", "0.01", "0.1"]
     assert shown(3e6, 4e7) == ["5 × 10<sup>6</sup>", "10<sup>7</sup>", "2 × 10<sup>7</sup>"]
     assert logarithmic([None, 0.0]) == {"type": "log"}
+
+
+def test_a_method_has_one_colour() -> None:
+    groups: dict[str, list[Curve]] = dict.fromkeys(("SAB 5", "SAB 10", "TBPTT"), SEEDS)
+    methods = {"SAB 5": "sab", "SAB 10": "sab", "TBPTT": "tbptt"}
+    drawn = curves(groups, Copying.headline, "caption", methods=methods, hidden=["TBPTT"])
+    lines = [one for one in drawn.figure["data"] if "name" in one]
+    assert [one["line"]["color"] for one in lines] == ["@sab", "@sab", "@tbptt"]
+    assert lines[0]["line"]["dash"] != lines[1]["line"]["dash"]
+    assert [one["visible"] for one in drawn.figure["data"]] == [True] * 6 + [False] * 3
+    many = curves(
+        {str(place): SEEDS[:1] for place in range(12)},
+        Copying.headline,
+        "",
+        methods=dict.fromkeys(map(str, range(12)), "sab"),
+    )
+    assert len({(one["line"]["color"], one["line"]["dash"]) for one in many.figure["data"]}) == 12
+
+
+def test_chance_is_named_where_it_is() -> None:
+    (name,) = curves({"one": SEEDS}, Copying.headline, "caption").figure["layout"]["annotations"]
+    assert (name["text"], name["y"]) == ("chance 12.5%", 0.125)
+    assert "annotations" not in curves({"one": [Curve([10, 20], [1.6, 1.4])]}, PTB.headline, "").figure["layout"]

@@ -16,6 +16,7 @@ from sab.lab.experiments.records import Attention, Record, read_notes
 from sab.lab.models import SequenceModel
 from sab.lab.report.page.elements import Figure, embedded, label
 from sab.lab.report.page.scenes import Scene, predictions_of, scene_of, ticks, unknown_scene
+from sab.lab.report.page.titles import model_name, task_name
 from sab.lab.tasks import Task
 from sab.lab.training.checkpoint import load_kept, load_moment, moments
 from sab.lab.training.evaluation import mean_attention, rows_of_figure
@@ -117,7 +118,7 @@ def of_run(
                 damaged += f" {mistake}"
     explored = Explorer(name, "", task, scene, run.config.model.memory.k_att, tuple(made))
     explored = explored.with_earlier([*_noted_of_run(run), *known])
-    about = f"{run.config.model.method}, {task.title}, seed {config.seed}: the first validation sequence, by the "
+    about = f"{task_name(task)}, seed {config.seed}: the first validation sequence, with the "
     count = len(explored.moments)
     about += f"weights of iteration {iteration:,}" if count == 1 else f"weights of {count} moments of the training"
     about += f"; the best are those of iteration {best_at:,}" if count > 1 and best_at is not None else ""
@@ -147,10 +148,11 @@ def of_record(record: Record) -> Explorer:
         scene = scene_of(config.task, inputs, targets)
     except UserError:  # its data are not here
         scene = unknown_scene(config.task)
-    about = f"{record['row']}, seed {record['seed']}: a validation sequence, and mean attention weights over a batch "
-    about += "of them."
+    about = f"{record['row']}, seed {record['seed']}: a validation sequence, and mean attention weights over a batch. "
+    about += "Records hold no weights of models, so there is no credit here."
+    name = f"{task_name(config.task)}: {model_name(config)}"
     moments = tuple(_noted(record["attention"], config.task))
-    return Explorer(record["row"], about, config.task, scene, record["attention"]["k_att"], moments)
+    return Explorer(name, about, config.task, scene, record["attention"]["k_att"], moments)
 
 
 def _noted(attention: Attention, task: Task) -> list[Moment]:
@@ -282,19 +284,19 @@ def spec(explorer: Explorer) -> dict[str, Any]:
     scene = explorer.scene
     has_credit = any(moment.credit for moment in explorer.moments)
     made: dict[str, Any] = {"name": printable(explorer.name), "about": printable(explorer.about)}
-    made |= {"seen": scene.seen, "right": scene.right}
-    made["names"] = scene.names
+    made |= {"seen": scene.seen, "right": scene.right, "names": scene.names, "isText": scene.is_text}
     made |= {"at": scene.positions, "widths": scene.widths, "places": scene.places, "start": _start(explorer)}
+    made |= {"keptEvery": explorer.k_att, "hasMemory": any(moment.reads for moment in explorer.moments)}
     made["timeline"] = _timeline(scene, has_credit)
     made["map"] = _map(explorer) if any(moment.attention for moment in explorer.moments) else None
     made["image"] = None if scene.places is None else _image(scene)
     made["moments"] = [
         {
-            "told": f"after {moment.iteration:,} iterations",
+            "iteration": moment.iteration,
             "reads": moment.reads,
             "attention": moment.attention,
             "credit": moment.credit,
-            "says": moment.predictions,
+            "predictions": moment.predictions,
             "of": BATCH if moment.is_mean else "",
         }
         for moment in explorer.moments
@@ -312,48 +314,74 @@ def _start(explorer: Explorer) -> int:
     return max(steps, key=lambda step: sum(weight * (step - at) for at, weight in last.reads.get(step, [])))
 
 
+ROWS = {"y": (0.64, 0.955), "y2": (0.465, 0.62), "y3": (0.24, 0.4), "y4": (0.0, 0.18)}
+"""The rows of the time line, from above: what a step reads, the sequence, the paths of its credit, the credit."""
+ROWS_OF_READS = {"y": (0.36, 0.92), "y2": (0.04, 0.32)}
+"""Without the weights of a model there is no credit."""
+TITLES = {
+    "y": "Reads: arc width = attention weight",
+    "y3": "Credit paths: arc width = share of the credit",
+    "y4": "Credit: norm of the gradient at each step",
+}
+
+
 def _timeline(scene: Scene, has_credit: bool) -> Figure:
-    """Rows from above: arcs to what a step reads; the sequence; the paths of its credit; the credit of each step."""
+    """The rows above each other along time; the script puts in what the chosen step has."""
     positions = scene.positions
     end = positions[-1] + scene.widths[-1] / 2
-    rows = {"y": (0.62, 1.0), "y2": (0.5, 0.61), "y3": (0.25, 0.45), "y4": (0.0, 0.19)}
-    rows = rows if has_credit else {"y": (0.3, 1.0), "y2": (0.03, 0.28)}
+    rows = ROWS if has_credit else ROWS_OF_READS
     layout: Figure = {"showlegend": False, "hovermode": "x", "hoverdistance": -1}
-    layout |= {"margin": {"l": 16, "r": 16, "t": 28, "b": 36}, "dragmode": False}
+    layout |= {"margin": {"l": 52, "r": 12, "t": 8, "b": 44}, "dragmode": False}
     layout["xaxis"] = {"range": [0, end], "anchor": "free", "position": 0, "showgrid": False, "zeroline": False}
-    layout["xaxis"] |= {**ticks(scene), "tickangle": 0, "fixedrange": True}
+    layout["xaxis"] |= {**ticks(scene), "tickangle": 0, "fixedrange": True, "automargin": False}
+    layout["xaxis"]["title"] = {"text": "step", "standoff": 2}
     for name, domain in rows.items():
         layout[f"yaxis{name[1:]}"] = {"domain": domain, "range": [0, 1], "visible": False, "fixedrange": True}
-    texts = {
-        "y": "reads: arcs to microstates, as wide as their weights",
-        "y2": "",
-        "y4": "credit: the gradient at each step",
-    }
-    texts["y3"] = "paths of its credit, as wide as their shares"
-    titles = [(texts[name], top) for name, (_, top) in rows.items() if texts[name]]
-    note = {"xref": "paper", "yref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
     layout["annotations"] = [
-        {**note, "text": title, "y": top, "font": {"size": 12, "color": "@muted"}} for title, top in titles
+        {**_note(title, rows[name][1] + 0.005), "x": 0, "xanchor": "left", "yanchor": "bottom"}
+        for name, title in TITLES.items()
+        if name in rows
     ]
+    layout["annotations"] += _named_rows(scene)
     # Invisible points, one a step in each row, so that the mouse meets the nearest step wherever it is.
     invisible = {"x": positions, "y": [0.5] * scene.steps, "mode": "markers", "opacity": 0, "hoverinfo": "none"}
     data = [{**invisible, "yaxis": name} for name in rows]
     data += _sequence(scene)
-    answers = {"mode": "text", "yaxis": "y2", "x": [positions[step - 1] for step in scene.right], "hoverinfo": "skip"}
-    answers |= {
-        "y": [0.15] * len(scene.right),
-        "cliponaxis": False,
-        "text": [label(one) for one in scene.right.values()],
-        "name": "answers",
-    }
-    data.append({**answers, "textfont": {"family": "@mono", "size": 16, "color": "@muted"}})
+    at = [positions[step - 1] for step in scene.right]
+    text: dict[str, Any] = {"mode": "text", "yaxis": "y2", "x": at, "hoverinfo": "skip", "cliponaxis": False}
+    answers = {**text, "y": [ANSWERS] * len(at), "text": [label(one) for one in scene.right.values()]}
+    data.append({**answers, "name": "answers", "textfont": {"family": "@mono", "size": 16, "color": "@muted"}})
+    marks = {**text, "y": [MARKS] * len(at), "text": [""] * len(at), "name": "marks"}
+    data.append({**marks, "textfont": {"size": 12, "color": "@muted"}})
     if has_credit or scene.marked:
         layout |= {"bargap": 0, "barmode": "overlay"}
     if has_credit:
         layout["yaxis4"] |= {"range": None, "autorange": True, "rangemode": "tozero"}
-        bars = {"type": "bar", "yaxis": "y4", "x": [], "y": [], "hoverinfo": "skip", "opacity": 0.85}
+        bars = {"type": "bar", "yaxis": "y4", "x": [], "y": [], "hoverinfo": "skip"}
         data += [{**bars, "name": name, "marker": {"color": f"@{name}"}} for name in ("direct", "chain", "skip")]
     return {"data": data, "layout": layout}
+
+
+INPUTS, ANSWERS, MARKS = 0.85, 0.45, 0.12
+"""Heights in the row of the sequence: what the steps see, the answers, whether those are right."""
+
+
+def _note(text: str, y: float, yref: str = "paper", size: int = 12) -> dict[str, Any]:
+    """Text in a figure."""
+    place = {"xref": "paper", "yref": yref, "y": y, "showarrow": False}
+    return {**place, "text": text, "font": {"size": size, "color": "@muted"}}
+
+
+def _named_rows(scene: Scene) -> list[dict[str, Any]]:
+    """What the lines of the sequence are, at the left, and which stretches are narrower than they should be."""
+    names = [("input", INPUTS), *([("answer", ANSWERS)] if scene.right else [])]
+    side = {"x": 0, "xanchor": "right", "yanchor": "middle", "xshift": -6}
+    notes = [{**_note(name, height, "y2", 11), **side} for name, height in names]
+    for first, last in scene.narrowed:
+        middle = (scene.positions[first - 1] + scene.positions[last - 1]) / 2
+        text = f"steps {first:,} to {last:,}: blank, drawn narrower"
+        notes.append({**_note(text, ANSWERS, "y2", 11), "xref": "x", "x": middle, "name": "narrowed"})
+    return notes
 
 
 def _sequence(scene: Scene) -> list[dict[str, Any]]:
@@ -363,18 +391,18 @@ def _sequence(scene: Scene) -> list[dict[str, Any]]:
         strip = {
             "type": "heatmap",
             "x": scene.positions,
-            "y": [0.7],
+            "y": [INPUTS],
             "z": [[_short(one) for one in scene.values or ()]],
         }
-        return [{**common, **strip, "dy": 0.5, "colorscale": "@pixels", "showscale": False, "zmin": 0, "zmax": 1}]
+        return [{**common, **strip, "dy": 0.3, "colorscale": "@pixels", "showscale": False, "zmin": 0, "zmax": 1}]
     if scene.values is not None:
-        colours = ["@skip" if step in scene.marked else "@faint" for step in range(1, scene.steps + 1)]
-        values = [_short(0.6 * one) for one in scene.values]
+        colours = ["@ink" if step in scene.marked else "@faint" for step in range(1, scene.steps + 1)]
+        values = [_short(0.4 * one) for one in scene.values]
         bars = {
             "type": "bar",
             "x": scene.positions,
             "y": values,
-            "base": 0.4,
+            "base": 0.6,
             "width": 0.8,
             "marker": {"color": colours},
         }
@@ -382,8 +410,9 @@ def _sequence(scene: Scene) -> list[dict[str, Any]]:
     symbols = {
         "mode": "text",
         "x": scene.positions,
-        "y": [0.7] * scene.steps,
+        "y": [INPUTS] * scene.steps,
         "text": [label(one) for one in scene.seen],
+        "name": "inputs",
     }
     return [{**common, **symbols, "textfont": {"family": "@mono", "size": 16, "color": "@ink"}}]
 
@@ -398,7 +427,9 @@ def _map(explorer: Explorer) -> Figure:
     data |= {"y": attending, "z": [], "zmin": 0, "zmax": largest, "colorscale": "@weights", "hoverongaps": False}
     data["colorbar"] = {"thickness": 10, "outlinewidth": 0, "title": {"text": "weight", "side": "right"}}
     data["hovertemplate"] = "step %{y} reads step %{x}: %{z}<extra></extra>"
-    layout = {"xaxis": {"title": {"text": "step of the microstate"}, "showgrid": False, "fixedrange": True}}
+    layout = {
+        "xaxis": {"title": {"text": "step of the microstate that is read"}, "showgrid": False, "fixedrange": True}
+    }
     layout["yaxis"] = {
         "title": {"text": "reading step"},
         "autorange": "reversed",
@@ -416,12 +447,16 @@ def _image(scene: Scene) -> Figure:
     pixels = [[0.0] * side for _ in range(side)]
     for place, value in zip(scene.places, scene.values, strict=True):
         pixels[place // side][place % side] = _short(value)
-    image = {"type": "heatmap", "z": pixels, "colorscale": "@pixels", "showscale": False, "hoverinfo": "skip"}
+    image = {"type": "heatmap", "z": pixels, "colorscale": "@pixels", "showscale": False, "hoverinfo": "none"}
     marks = {"mode": "markers", "x": [], "y": [], "hoverinfo": "skip"}
     square = {"visible": False, "fixedrange": True}
     layout = {"xaxis": {**square, "constrain": "domain"}, "showlegend": False, "dragmode": False}
     layout["yaxis"] = {**square, "autorange": "reversed", "scaleanchor": "x"}
     layout["margin"] = {"l": 0, "r": 0, "t": 0, "b": 0}
-    colours = {"credit": "@skip", "reads": "@1", "step": "@ink"}
-    data = [image, *({**marks, "name": name, "marker": {"color": colour}} for name, colour in colours.items())]
+    looks: dict[str, dict[str, Any]] = {
+        "credit": {"color": "@skip", "opacity": 0.75},
+        "reads": {"color": "rgba(0,0,0,0)", "line": {"color": "@read", "width": 2.5}},
+        "step": {"color": "@c4", "symbol": "x"},
+    }
+    data = [image, *({**marks, "name": name, "marker": look} for name, look in looks.items())]
     return {"data": data, "layout": layout}

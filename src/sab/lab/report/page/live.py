@@ -17,6 +17,7 @@ from sab.errors import UserValueError, check_int, printable
 from sab.lab.report.page import document, explorer
 from sab.lab.report.page.explorer import Explorer
 from sab.lab.report.page.material import Material
+from sab.lab.report.page.titles import model_name
 from sab.lab.training.run import Run
 
 LOOPBACK = "127.0.0.1"
@@ -51,15 +52,15 @@ class Watch:
         run = Run.open(self._path)
         if self._traced != _weights(self._path):
             self._traced = _weights(self._path)
-            self._explorer = self._explored(name, run)
+            self._explorer = self._explored(run)
         material = Material(runs={name: run})
         made = document.parts(material, [] if self._explorer is None else [self._explorer])
         self._seen = seen
         return made
 
-    def _explored(self, name: str, run: Run) -> Explorer:
+    def _explored(self, run: Run) -> Explorer:
         earlier = () if self._explorer is None else self._explorer.moments
-        made = explorer.of_run_or_reason(name, run, TRACED_STEPS, known=earlier)
+        made = explorer.of_run_or_reason(model_name(run.config), run, TRACED_STEPS, known=earlier)
         # Without moments where there is no checkpoint yet, or one that is just being replaced.
         return self._explorer if earlier and self._explorer and not made.moments else made
 

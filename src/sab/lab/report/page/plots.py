@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import cycle
 from math import ceil, floor, log10
 from statistics import median
 from typing import Any, NamedTuple
 
+from sab import palette
 from sab.lab.experiments.timing import BOTH
 from sab.lab.report import performance
 from sab.lab.report.numbers import NONE
 from sab.lab.report.page.elements import Drawn, Figure, label
 from sab.lab.tasks import Headline
 
-COLOURS = [f"@{place}" for place in range(1, 7)]
-"""The page's colours for lines, which people with any kind of colour vision can tell apart."""
-FAINT = "~"
-"""Ends the name of a colour that lets what is behind it be seen."""
-DASHES = ("solid", "dash", "dot")
+COLOURS = [f"@c{place}" for place in range(1, len(palette.SERIES) + 1)]
+"""The page's colours for lines that are not those of methods."""
+FAINT = "~26"
+"""Ends the name of a colour that lets what is behind it be seen: how opaque it is, of ff."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+SHADES = ("", "~a6", "~73")
+"""Lines of one method differ in their dashes and then in these."""
 
 
 class Curve(NamedTuple):
@@ -69,25 +73,32 @@ def value_axis(headline: Headline, values: Sequence[float | None]) -> dict[str, 
 
 
 def curves(
-    groups: Mapping[str, Sequence[Curve]], headline: Headline, caption: str, over_decades: bool = False
+    groups: Mapping[str, Sequence[Curve]],
+    headline: Headline,
+    caption: str,
+    over_decades: bool = False,
+    methods: Mapping[str, str] | None = None,
+    hidden: Collection[str] = (),
 ) -> Drawn:
     """A line for each group, the median of its seeds, in a band that reaches from the lowest to the highest.
 
-    With `over_decades` the axis of iterations is logarithmic, for runs of very different lengths.
+    With `over_decades` the axis of iterations is logarithmic, for runs of very different lengths. `methods` are those
+    of the groups, which have their colours; lines that are `hidden` are shown once a reader asks for them.
     """
     data: list[dict[str, Any]] = []
-    for place, ((name, seeds), colour) in enumerate(zip(groups.items(), cycle(COLOURS), strict=False)):
+    for place, (name, (colour, dash)) in enumerate(_looks(groups, methods or {}).items()):
+        seeds = groups[name]
         steps, low, middle, high = band(seeds)
+        common: dict[str, Any] = {"x": steps, "legendgroup": str(place), "visible": name not in hidden}
         if len(seeds) > 1:
-            edge = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-            edge["legendgroup"] = str(place)
-            data += [{**edge, "y": low}, {**edge, "y": high, "fill": "tonexty", "fillcolor": colour + FAINT}]
+            edge = {**common, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            fill = colour.partition("~")[0] + FAINT
+            data += [{**edge, "y": low}, {**edge, "y": high, "fill": "tonexty", "fillcolor": fill}]
         legend = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
-        line = {"color": colour, "width": 2, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
+        line = {"color": colour, "width": 2.5, "dash": dash}
         mode = "lines+markers" if len(steps) < 10 else "lines"
-        data.append({"x": steps, "y": middle, "mode": mode, "name": label(legend), "line": line})
-        data[-1] |= {"marker": {"color": colour}, "legendgroup": str(place)}
-    chance = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": headline.chance, "y1": headline.chance}
+        data.append({**common, "y": middle, "mode": mode, "name": label(legend), "line": line})
+        data[-1]["marker"] = {"color": colour}
     steps = [step for seeds in groups.values() for curve in seeds for step in curve.steps]
     values = [value for seeds in groups.values() for curve in seeds for value in curve.values]
     layout: Figure = {
@@ -95,16 +106,43 @@ def curves(
         "yaxis": value_axis(headline, values),
     }
     low, high = layout["yaxis"].get("range", (headline.chance, headline.chance))
-    where = "the dotted line is" if low <= headline.chance <= high else "outside of the figure is"
-    layout["shapes"] = [{**chance, "line": {"color": "@muted", "dash": "dot", "width": 1.5}}]
+    is_in_sight = low <= headline.chance <= high
+    if is_in_sight:
+        layout |= _chance(headline, layout["yaxis"].get("type") == "log")
     layout["hovermode"] = "x unified"
     lines = [_last_line(name, seeds, headline) for name, seeds in groups.items()]
+    where = "the dotted line is" if is_in_sight else "outside of the figure is"
     summary = f"{headline.label} over the iterations; {where} chance, {headline.show(headline.chance)}. "
     summary += " ".join(
         f"{name}: {value} after {steps} iterations, {count}." for name, count, steps, value, *_ in lines
     )
-    header = ("", "runs", "last evaluation", f"{headline.label}, median", "lowest", "highest")
+    header = ("model", "runs", "last evaluation", f"{headline.label}, median", "lowest", "highest")
     return Drawn({"data": data, "layout": layout}, caption, summary, header, lines)
+
+
+def _looks(groups: Iterable[str], methods: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Colour and dashes of each line: the colour of its method, or else one after the other."""
+    looks: dict[str, tuple[str, str]] = {}
+    used: Counter[str] = Counter()
+    for place, name in enumerate(groups):
+        method = methods.get(name)
+        if method is None:
+            looks[name] = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+        else:
+            shade = SHADES[used[method] // len(DASHES) % len(SHADES)]
+            looks[name] = f"@{method}{shade}", DASHES[used[method] % len(DASHES)]
+            used[method] += 1
+    return looks
+
+
+def _chance(headline: Headline, is_log: bool) -> Figure:
+    """A dotted line at chance, with its name and value."""
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": headline.chance, "y1": headline.chance}
+    line["line"] = {"color": "@muted", "dash": "dot", "width": 1.5}
+    name = {"xref": "paper", "x": 1, "y": log10(headline.chance) if is_log else headline.chance}
+    name |= {"text": f"chance {headline.show(headline.chance)}", "xanchor": "right", "yanchor": "bottom"}
+    name |= {"showarrow": False, "font": {"color": "@muted", "size": 12}}
+    return {"shapes": [line], "annotations": [name]}
 
 
 def band(seeds: Sequence[Curve]) -> tuple[list[int], list[float | None], list[float | None], list[float | None]]:
@@ -145,7 +183,7 @@ def sweep(records: Sequence[performance.Record], case: str) -> Drawn:
             known[record[entry]] = min(time, known.get(record[entry], time))
     data = [
         {"x": sorted(known), "y": [known[one] for one in sorted(known)], "mode": "lines+markers", "name": label(name)}
-        | {"line": {"color": "@muted", "dash": "dash"} if name == "torch.nn.LSTM" else {"color": colour}}
+        | {"line": {"color": "@torch", "dash": "dash"} if name == "torch.nn.LSTM" else {"color": colour}}
         for (name, known), colour in zip(points.items(), cycle(COLOURS), strict=False)
     ]
     swept = sorted({record[entry] for record in records})

@@ -18,6 +18,8 @@ NOTHING = "·"
 NARROWEST = 0.04
 """Of an ordinary step's width, that of one at which nothing happens in a long sequence."""
 
+SHORTEST_STRETCH = 8
+"""How many narrow steps in a row are named as such."""
 MOST_TICKS = 11
 
 
@@ -39,6 +41,8 @@ class Scene:
     """Steps at which nothing happens, which need little room."""
     names: dict[str, str] = field(default_factory=dict)
     """What signs are called in a sentence."""
+    is_text: bool = False
+    """Whether the steps see the characters of a text, which is read in lines."""
 
     @property
     def steps(self) -> int:
@@ -50,6 +54,17 @@ class Scene:
         loud = self.steps - len(self.quiet)
         narrow = max(min(0.25, loud / max(len(self.quiet), 1)), NARROWEST) if loud else 1.0
         return [narrow if step in self.quiet else 1.0 for step in range(1, self.steps + 1)]
+
+    @property
+    def narrowed(self) -> list[tuple[int, int]]:
+        """The stretches of quiet steps that are drawn narrower than others: the first and the last step of each."""
+        found: list[tuple[int, int]] = []
+        for step in sorted(self.quiet) if self.quiet and min(self.widths) < 1.0 else ():
+            if found and found[-1][1] == step - 1:
+                found[-1] = (found[-1][0], step)
+            else:
+                found.append((step, step))
+        return [(first, last) for first, last in found if last - first >= SHORTEST_STRETCH - 1]
 
     @property
     def positions(self) -> list[float]:
@@ -69,7 +84,8 @@ def scene_of(task: Task, inputs: Tensor, targets: Tensor, row: int = 0) -> Scene
         return _pairs(task, inputs[:, row].tolist(), targets[:, row].tolist())
     if isinstance(task, CharacterTask):
         seen, right = (_signs(task.decode(symbols[:, row].tolist())) for symbols in (inputs, targets))
-        return Scene(seen, dict(enumerate(right, start=1)), names={SIGNS[" "]: "a space", SIGNS["\n"]: "a line's end"})
+        names = {SIGNS[" "]: "space", SIGNS["\n"]: "line end"}
+        return Scene(seen, dict(enumerate(right, start=1)), names=names, is_text=True)
     if isinstance(task, Adding):
         values, marks = inputs[:, row].t().tolist()
         marked = [step for step, mark in enumerate(marks, start=1) if mark]
@@ -107,7 +123,7 @@ def _digits(inputs: Sequence[int], targets: Sequence[int]) -> Scene:
     answers = range(len(inputs) - DIGITS + 1, len(inputs) + 1)
     seen = ["?" if symbol == MARKER else _digit(symbol) for symbol in inputs]
     quiet = {step for step, symbol in enumerate(inputs, start=1) if symbol == BLANK} - set(answers)
-    names = {NOTHING: "a blank", "?": "the marker"}
+    names = {NOTHING: "blank", "?": "marker"}
     return Scene(seen, {step: _digit(targets[step - 1]) for step in answers}, quiet=frozenset(quiet), names=names)
 
 
@@ -119,7 +135,7 @@ def _pairs(task: Recall, inputs: Sequence[int], targets: Sequence[int]) -> Scene
     """Keys as k3, values as numbers, questions as 3?."""
     right = {step: str(value) for step, value in zip(task.attending_steps, targets, strict=True)}
     quiet = frozenset(step for step, symbol in enumerate(inputs, start=1) if symbol == BLANK)
-    return Scene([_symbol(task, symbol) for symbol in inputs], right, quiet=quiet, names={NOTHING: "a blank"})
+    return Scene([_symbol(task, symbol) for symbol in inputs], right, quiet=quiet, names={NOTHING: "blank"})
 
 
 def _symbol(task: Recall, symbol: int) -> str:

@@ -1,0 +1,176 @@
+// The k_top highest of one row's scores, highest first; of equal ones the older comes first.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "products.h"
+#include "sketch.h"
+
+// The k_top highest scores so far with their slots, highest first.
+template <typename T> struct Best {
+    int64_t k_top;
+    T *scores;
+    int32_t *slots;
+    int64_t found = 0;
+
+    // A new score comes after those it equals, which are older.
+    void insert(T score, int64_t slot) {
+        if (found == k_top && !(score > scores[found - 1])) return;
+        int64_t place = found < k_top ? found++ : found - 1;
+        for (; place > 0 && score > scores[place - 1]; place--) {
+            scores[place] = scores[place - 1];
+            slots[place] = slots[place - 1];
+        }
+        scores[place] = score;
+        slots[place] = static_cast<int32_t>(slot);
+    }
+};
+
+// The slots of scores that may be among the highest, in their order: few of many, without a branch for each.
+class Candidates {
+  public:
+    static constexpr int64_t GROUPS = 16, MOST = 256;
+    int32_t slots[MOST + GROUPS];
+    int64_t count = 0;
+
+    // Takes the slots of all scores that are at most `slack` below a number which the k_top-th highest score reaches: the
+    // k_top-th of the highest ones of 16 groups. If there are few, it takes all. Returns false where this does not work:
+    // there are too many candidates, or fewer groups than k_top, or NaN, which has no order.
+    template <typename T> bool find(const T *scores, int64_t total, int64_t k_top, T slack) {
+        int is_nan = 0;
+        if (total <= 2 * GROUPS) {
+            for (int64_t j = 0; j < total; j++) slots[j] = static_cast<int32_t>(j), is_nan |= scores[j] != scores[j];
+            count = total;
+            return !is_nan;
+        }
+        if (k_top > GROUPS) return false;
+        T highest[GROUPS];
+        int64_t whole = total / GROUPS * GROUPS;
+        std::copy(scores, scores + GROUPS, highest);
+        for (int64_t slot = 0; slot < whole; slot += GROUPS) {
+#pragma omp simd reduction(| : is_nan)
+            for (int64_t j = 0; j < GROUPS; j++) {
+                is_nan |= scores[slot + j] != scores[slot + j];
+                highest[j] = scores[slot + j] > highest[j] ? scores[slot + j] : highest[j];
+            }
+        }
+        for (int64_t slot = whole; slot < total; slot++) {
+            is_nan |= scores[slot] != scores[slot];
+            highest[slot - whole] = std::max(highest[slot - whole], scores[slot]);
+        }
+        if (is_nan) return false;
+        int32_t ranks[GROUPS];
+        rank<T, GROUPS>(highest, GROUPS, ranks);
+        T least = 0;
+        for (int64_t j = 0; j < GROUPS; j++)
+            if (ranks[j] == k_top - 1) least = highest[j] - slack;
+        count = 0;
+        for (int64_t slot = 0; slot < total; slot += GROUPS) {
+            int64_t end = std::min(slot + GROUPS, total);
+            int hits = 0;
+            if (end == slot + GROUPS) {
+#pragma omp simd reduction(| : hits)
+                for (int64_t j = 0; j < GROUPS; j++) hits |= scores[slot + j] >= least;
+                if (!hits) continue;
+            }
+            if (count > MOST - GROUPS) return false;
+            for (int64_t j = slot; j < end; j++) {
+                slots[count] = static_cast<int32_t>(j);
+                count += scores[j] >= least;
+            }
+        }
+        return true;
+    }
+
+    // The highest of the candidates, whose scores are given in their order.
+    template <typename T> void choose(const T *scores, Best<T> &best) const {
+        constexpr int64_t few = 64;
+        if (count > few) {
+            for (int64_t i = 0; i < count; i++) best.insert(scores[i], slots[i]);
+            return;
+        }
+        int32_t ranks[few];
+        if (count <= 32)
+            rank<T, 32>(scores, count, ranks);
+        else
+            rank<T, few>(scores, count, ranks);
+        for (int64_t i = 0; i < count; i++)
+            if (ranks[i] < best.k_top) best.scores[ranks[i]] = scores[i], best.slots[ranks[i]] = slots[i];
+        best.found = std::min(best.k_top, count);
+    }
+
+  private:
+    // How many of `total` numbers come before each: those that are higher, and those that are equal and older. The
+    // numbers have room for `room`.
+    template <typename T, int64_t room> static void rank(const T *numbers, int64_t total, int32_t *ranks) {
+        T all[room] = {};
+        std::copy(numbers, numbers + total, all);
+        int32_t before[room] = {};
+        for (int64_t j = 0; j < total; j++) {
+            T one = all[j];
+#pragma omp simd
+            for (int64_t i = 0; i < room; i++)
+                before[i] += (one > all[i]) | ((one == all[i]) & (static_cast<int32_t>(i) > static_cast<int32_t>(j)));
+        }
+        std::copy(before, before + total, ranks);
+    }
+};
+
+// Selects for the rows of a pass, one at a time.
+template <typename T> class Selector {
+    Candidates candidates;
+    Sketches<T> sketches;
+
+  public:
+    std::vector<T> scores;  // of all slots of the present row; `select` may change them unless it is told to keep them
+
+    explicit Selector(int64_t slots) : scores(slots) {}
+
+    // From now on keys are sketched as they are added, and rows with a long memory are selected by sketch.
+    void sketch(int64_t rows, int64_t d) { sketches.resize(rows, scores.size(), d); }
+    void add(int64_t row, int64_t slot, const T *key) {
+        if (!sketches.empty()) sketches[row].add(slot, key);
+    }
+
+    // By the scores of the first `used` slots.
+    void select(int64_t used, Best<T> &best, bool keeps_scores) {
+        if (keeps_scores || !candidates.find(scores.data(), used, best.k_top, T(0))) {
+            for (int64_t slot = 0; slot < used; slot++) best.insert(scores[slot], slot);
+            return;
+        }
+        for (int64_t i = 0; i < candidates.count; i++) scores[i] = scores[candidates.slots[i]];  // slots[i] >= i
+        candidates.choose(scores.data(), best);
+    }
+
+    // By the inner products of the keys [used, d] with the query. Returns how many of them were computed.
+    int64_t select_by_product(int64_t row, const T *keys, const T *query, int64_t used, int64_t d, Best<T> &best,
+                              bool keeps_scores) {
+        if (find_by_sketch(row, query, used, best.k_top)) {
+            constexpr int64_t lanes = Panel<T>::LANES;
+            for (int64_t i = 0; i < candidates.count; i += lanes) {
+                const T *some[lanes];
+                for (int64_t j = 0; j < lanes; j++)
+                    some[j] = keys + candidates.slots[std::min(i + j, candidates.count - 1)] * d;
+                multiply_vector(query, some, d, &scores[i], std::min(lanes, candidates.count - i));
+            }
+            candidates.choose(scores.data(), best);
+            return candidates.count;
+        }
+        multiply_unpacked(1, used, d, query, d, keys, scores.data(), used);
+        select(used, best, keeps_scores);
+        return used;
+    }
+
+  private:
+    // The k_top-th highest score is at least the k_top-th rough one less the error, so whoever reaches that has a rough
+    // score of at most twice the error less.
+    bool find_by_sketch(int64_t row, const T *query, int64_t used, int64_t k_top) {
+        if (sketches.empty() || used < Sketch<T>::FEWEST) return false;
+        float error = sketches[row].score(query, used, sketches.scores());
+        if (!(error < std::numeric_limits<float>::max())) return false;
+        return candidates.find(sketches.scores(), used, k_top, 2 * error);
+    }
+};

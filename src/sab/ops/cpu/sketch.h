@@ -1,0 +1,143 @@
+// Rough scores of all keys of one row, from keys of one byte an entry. Reading keys is most of the work of a step with a
+// long memory, and this reads a quarter. A rough score is within a known error of the true one, so the highest true
+// scores are found exactly among the few keys that the rough ones leave (see `Candidates`).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "products.h"
+
+// Its codes, in blocks of KEYS keys, [block, entry, key], the scales of the keys and the facts lie where they are given.
+template <typename T> class Sketch {
+  public:
+    static constexpr int64_t KEYS = 64, CHUNK = 32;
+    // Entries of a key at most: the error grows with them, until rough scores leave too many keys. Slots at least:
+    // below, and without long vectors far longer, scoring all keys takes no more time.
+    static constexpr int64_t LARGEST = 256, FEWEST = VECTOR_BYTES > 16 ? 128 : 2048;
+    // What is known of all keys together.
+    struct Facts {
+        float residual = 0, length = 0;  // the longest difference of a key from its code, and the longest key
+        float chunk = 0;                 // the longest piece of CHUNK entries of a key's codes
+    };
+
+    Sketch(int8_t *codes, float *scales, Facts *facts, int64_t d) : codes(codes), scales(scales), facts(facts), d(d) {}
+
+    // Entry j of a key is about its code times the key's scale.
+    void add(int64_t slot, const T *key) {
+        float largest = 0, square = 0, residual = 0;
+        for (int64_t j = 0; j < d; j++) {
+            float entry = static_cast<float>(key[j]);
+            largest = std::max(largest, std::abs(entry));
+            square += entry * entry;
+        }
+        bool is_finite = square < 1e30f;
+        float scale = is_finite ? largest / 127 : 0.0f, inverse = scale > 1e-30f ? 1 / scale : 0.0f;
+        int8_t *to = codes + slot / KEYS * KEYS * d + slot % KEYS;
+        scales[slot] = scale;
+        if (!is_finite) {
+            facts->length = std::numeric_limits<float>::infinity();
+            for (int64_t j = 0; j < d; j++) to[j * KEYS] = 0;
+            return;
+        }
+        for (int64_t from = 0; from < d; from += CHUNK) {
+            float chunk = 0;
+            for (int64_t j = from; j < std::min(from + CHUNK, d); j++) {
+                float code = std::min(std::max(std::nearbyint(static_cast<float>(key[j]) * inverse), -127.0f), 127.0f);
+                float rest = static_cast<float>(key[j] - T(code * scale));
+                to[j * KEYS] = static_cast<int8_t>(code);
+                residual += rest * rest;
+                chunk += code * code;
+            }
+            facts->chunk = std::max(facts->chunk, std::sqrt(chunk));
+        }
+        facts->length = std::max(facts->length, std::sqrt(square));
+        facts->residual = std::max(facts->residual, std::sqrt(residual));
+    }
+
+    // Makes the rough scores of slots 0 to `count` - 1, and returns by how much one may be wrong: more than any number
+    // where keys or query are not finite. `out` has room for whole blocks.
+    float score(const T *query, int64_t count, float *out) const {
+        uint16_t query_codes[LARGEST];
+        float largest_chunk = 0, square = 0;
+        for (int64_t from = 0; from < d; from += CHUNK) {
+            float chunk = 0;
+            int64_t end = std::min(from + CHUNK, d);
+#pragma omp simd reduction(+ : chunk)
+            for (int64_t j = from; j < end; j++) chunk += static_cast<float>(query[j] * query[j]);
+            square += chunk;
+            largest_chunk = std::max(largest_chunk, chunk);
+        }
+        // The sum of a chunk's products has 16 bits and must not overflow. Rounding adds at most sqrt(CHUNK) / 2 to the
+        // length of a chunk of the query's codes.
+        float longest = 32000 / std::max(facts->chunk, 1.0f) - 3, length = std::sqrt(square);
+        float scale = std::sqrt(largest_chunk) / longest, inverse = scale > 1e-30f ? 1 / scale : 0.0f, wrong = 0;
+        if (!(square < 1e30f)) return std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(+ : wrong)
+        for (int64_t j = 0; j < d; j++) {
+            float code = std::nearbyint(static_cast<float>(query[j]) * inverse);
+            float rest = static_cast<float>(query[j]) - code * scale;
+            query_codes[j] = static_cast<uint16_t>(static_cast<int16_t>(code));
+            wrong += rest * rest;
+        }
+        for (int64_t first = 0; first < count; first += KEYS) {
+            block(codes + first * d, query_codes, out + first);
+#pragma omp simd
+            for (int64_t i = first; i < first + KEYS; i++) out[i] *= scales[i] * scale;
+        }
+        float rounding = static_cast<float>(2 * d + 32) * std::numeric_limits<float>::epsilon();
+        float error = facts->residual * length + (facts->length + facts->residual) * std::sqrt(wrong);
+        return 1.01f * (error + rounding * facts->length * length);
+    }
+
+  private:
+    int8_t *codes;
+    float *scales;
+    Facts *facts;
+    int64_t d;
+
+    // The inner products of a block of codes with the query's.
+    void block(const int8_t *codes, const uint16_t *query, float *out) const {
+        constexpr int lanes = VECTOR_BYTES / 2, vectors = KEYS / lanes;
+        // Unsigned, since sums may wrap around on the way to a total that fits.
+        typedef uint16_t Sums __attribute__((vector_size(VECTOR_BYTES)));
+        typedef int16_t Wide __attribute__((vector_size(VECTOR_BYTES)));
+        typedef int8_t Codes __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
+        std::fill(out, out + KEYS, 0.0f);
+        for (int64_t from = 0; from < d; from += CHUNK) {
+            Sums sums[vectors] = {};
+            for (int64_t j = from; j < std::min(from + CHUNK, d); j++, codes += KEYS) {
+                const Codes *some = reinterpret_cast<const Codes *>(codes);
+#pragma GCC unroll 8
+                for (int i = 0; i < vectors; i++)
+                    sums[i] += query[j] * (Sums)__builtin_convertvector(some[i], Wide);
+            }
+            int16_t totals[KEYS];
+            memcpy(totals, sums, sizeof totals);
+#pragma omp simd
+            for (int64_t i = 0; i < KEYS; i++) out[i] += totals[i];
+        }
+    }
+};
+
+// The sketches of several rows, with room for so many slots.
+template <typename T> class Sketches {
+    std::vector<int8_t> codes;
+    std::vector<float> scales, rough;
+    std::vector<typename Sketch<T>::Facts> facts;
+    int64_t room = 0, d = 0;
+
+  public:
+    void resize(int64_t rows, int64_t slots, int64_t key_size) {
+        constexpr int64_t keys = Sketch<T>::KEYS;
+        room = (slots + keys - 1) / keys * keys, d = key_size;
+        codes.resize(rows * room * d), scales.resize(rows * room), rough.resize(room), facts.resize(rows);
+    }
+    bool empty() const { return facts.empty(); }
+    float *scores() { return rough.data(); }  // of one row
+    Sketch<T> operator[](int64_t row) { return {&codes[row * room * d], &scales[row * room], &facts[row], d}; }
+};
