@@ -136,6 +136,21 @@ def test_records_of_the_first_version(tmp_path: Path) -> None:
     assert len(found) == len(old)
 
 
+def test_the_precisions_of_a_first_record_become_one(tmp_path: Path) -> None:
+    made = {"scorer": "default", "k_top": 5, "target": 1.0}
+    slow = first_version(precision="float32", memory_ratio=0.9, **made)
+    fast = first_version(precision="bfloat16", memory_ratio=1.4, date="2026-01-01", **made)
+    fast["ratio"] = {"eager": {"forward+backward": 0.8, "forward": 1.0}}
+    for files in ([slow, fast], [fast, slow]):
+        (found,) = performance.load([save(tmp_path / "old.jsonl", files)])
+        assert found["ratio"] == fast["ratio"]
+        assert found["memory_ratio"] == {"float32": 0.9, "bfloat16": 1.4}
+        assert found["targets"]["eager"] == {"forward+backward": 1.3, "forward": 1.2}, "as the case has it now"
+        assert performance.lines(found)[0][0] == "A (k = 5, 2, 10)"
+    new = record(date="2026-03-03")
+    assert performance.load([save(tmp_path / "new.jsonl", [slow, new, fast])]) == [new]
+
+
 def test_the_cases_of_the_table_come_before_an_old_sweep() -> None:
     old = [performance._upgraded(first_version(case="T", kind="sweep", target=None, steps=100)) or {}]
     assert performance.swept_records([*old, record()], "T") == old, "one point is no sweep"

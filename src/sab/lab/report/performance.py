@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
+from sab.config import SABConfig
 from sab.errors import UserValueError
 from sab.lab.experiments.bench import CASES, DEFAULT, MEMORY, OURS, SCHEMA
 from sab.lab.experiments.timing import BOTH
@@ -69,8 +71,8 @@ def load(paths: Sequence[Path]) -> list[Record]:
             if not _is_whole(record):
                 raise UserValueError(f"{wanted}; line {number} is not as it writes one.")
             key = _key(record)
-            if not record["quick"] and (key not in records or records[key]["date"] <= record["date"]):
-                records[key] = record
+            if not record["quick"]:
+                records[key] = _counting(records[key], record) if key in records else record
     order = [*CASES]
 
     def place(record: Record) -> tuple[int, int, str]:
@@ -84,11 +86,14 @@ def _upgraded(record: Record) -> Record | None:
     """A record in this version's form; None where it has not the form of its own.
 
     In version 1 a record was of one precision, its target held for both ways of calling, and case H had all lengths.
+    Where a row is still measured, its targets are today's.
     """
     if record["schema"] == SCHEMA:
         return record
     precision, target, kind = record.get("precision"), record.get("target"), record.get("kind")
     if not isinstance(precision, str) or not isinstance(target, float | int | None):
+        return None
+    if not isinstance(record.get("case"), str):
         return None
     name = OURS.format(precision)
     made = {**record, "schema": SCHEMA, "precisions": [precision], "targets": {}}
@@ -101,7 +106,10 @@ def _upgraded(record: Record) -> Record | None:
         made["case"] = f"H-{record.get('steps')}"
     if kind == "required" and (record.get("scorer") != DEFAULT or made.get("case") not in CASES):
         made["kind"] = "earlier"
-    if kind != "context" and target is not None:
+    if made.get("kind") == "required":
+        limits = CASES[made["case"]].limits
+        made["targets"] = {way: {one: most for one, most in limits[way].items() if most} for way in limits}
+    elif kind != "context" and target is not None:
         made["targets"] = {way: {BOTH: target} for way in WAYS}
     return made
 
@@ -121,14 +129,29 @@ def _is_whole(record: Record) -> bool:
                 speedup(record)
             if record["kind"] == "sweep":
                 record["ratio"]["eager"][BOTH]
-    except (KeyError, ValueError, ZeroDivisionError):
+    except (KeyError, IndexError, ValueError, ZeroDivisionError):
         return False
     return True
 
 
 def _key(record: Record) -> tuple[Any, ...]:
+    """What a record is about; a required one is about its case in all precisions."""
     names = ("device", "case", "kind", "hidden_size", "steps", "scorer", "beside")
-    return *(record.get(name) for name in names), tuple(record["precisions"])
+    precisions = None if record["kind"] == "required" else tuple(record["precisions"])
+    return *(record.get(name) for name in names), precisions
+
+
+def _counting(first: Record, second: Record) -> Record:
+    """Which of two records about the same thing counts: the newer, or where each is of a precision of its own, as in
+    version 1, the one with the lower ratio, for both."""
+    old, new = sorted((first, second), key=lambda record: record["date"])
+    apart = [record for record in (old, new) if len(record["precisions"]) == 1 and "error" not in record]
+    if len(apart) < 2 or old["precisions"] == new["precisions"]:
+        return new
+    best = min(apart, key=lambda record: record["ratio"].get("eager", {}).get(BOTH, math.inf))
+    memory = {**old.get("memory_ratio", {}), **new.get("memory_ratio", {})}
+    joined = sorted([*old["precisions"], *new["precisions"]], reverse=True)  # float32 first
+    return {**best, "precisions": joined, "memory_ratio": {one: memory[one] for one in joined if one in memory}}
 
 
 # Times
@@ -250,6 +273,9 @@ def row_label(case: str, chosen: str) -> str:
 
 def _label(record: Record, chosen: str) -> str:
     label = row_label(record["case"], chosen)
+    options = tuple(record[name] for name in ("k_top", "k_att", "k_trunc"))
+    if record["kind"] == "required" and options != (SABConfig.k_top, SABConfig.k_att, SABConfig.k_trunc):
+        return f"{label} (k = {', '.join(map(str, options))})"  # of version 1
     return label if record["kind"] == "required" else f"{label}, {memory_of(record)} {record['precisions'][0]}"
 
 
