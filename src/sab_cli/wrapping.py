@@ -12,15 +12,16 @@ NARROWEST = 40
 
 
 def columns(stream: TextIO | None = None) -> int | None:
-    """How many columns a stream has, by default stdout: those of COLUMNS or of its terminal; None elsewhere."""
+    """How many columns a terminal has that a stream leads to, by default stdout; None where it leads to none."""
     where: TextIO = sys.stdout if stream is None else stream
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given) > 0:
-        return max(int(given), NARROWEST)
     try:
-        return max(os.get_terminal_size(where.fileno()).columns, NARROWEST) if where.isatty() else None
+        if not where.isatty():  # whatever COLUMNS says, which readline sets for every process that it starts
+            return None
+        given = os.environ.get("COLUMNS", "")
+        found = int(given) if given.isdecimal() and int(given) > 0 else os.get_terminal_size(where.fileno()).columns
     except (OSError, ValueError):  # a stream that is no file, or is closed
         return None
+    return max(found, NARROWEST)
 
 
 def wrapped(text: str, width: int | None, indent: int = 0) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # before a test replaces pickle.Unpickler, a class of which it makes another
 from safetensors.torch import load_file, save
 
 from sab.errors import printable
@@ -136,9 +137,9 @@ def test_no_size_in_a_configuration_keeps_a_figure_busy(
         assert cli.main(["report", "run", "other"]) == 0
         statuses = [cli.main(["plot", kind, "other"]) for kind in ("attention", "credit-paths")]
     page = Path("report.html").read_text()
-    assert "2 runs on copying" in page
+    assert "2 runs: results" in page
     is_bounded = option == "batch_size"  # of too many sequences there are fewer
-    assert ('"name":"other","about"' in page) == is_bounded
+    assert page.count('"about":') == 1 + is_bounded
     assert is_bounded or f"{size + 20 if option == 'length' else size:,}" in page
     assert statuses == ([0, 0] if is_bounded else [2, 2])
     errors = capsys.readouterr().err
@@ -152,9 +153,9 @@ def test_weights_that_are_not_finite_do_not_deny_the_page(runs: tuple[Path, Path
         put_signed(path, save({name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(path).items()}))
     assert cli.main(["report", "other", "run"]) == 0
     page = Path("report.html").read_text()
-    assert "2 runs on copying" in page
-    assert '"name":"run","about"' in page
-    assert "other: not explored, ValueError" in page
+    assert "2 runs: results" in page
+    assert page.count('"about":') == 1
+    assert "(other): not explored, ValueError" in page
 
 
 def test_a_hostile_run_does_not_deny_the_page_for_others(
@@ -166,7 +167,7 @@ def test_a_hostile_run_does_not_deny_the_page_for_others(
     told = capsys.readouterr()
     assert told.err.startswith("sab: left out: run 'other' must be the folder of a run; its config.json is not one")
     assert told.out == "report.html\n"
-    assert "1 run on copying" in Path("report.html").read_text()
+    assert "1 run: results" in Path("report.html").read_text()
     assert cli.main(["report", "other"]) == 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ COMMANDS = {
     "data": ["data", "list", "--data-dir", "nowhere"],
     "info": ["info", str(HERE / "training" / "older_run")],
     "mistake": ["train", "nosuch"],
-    "mistake-of-a-command": ["report", "nowhere"],
+    "mistake-of-a-command": ["eval", "nowhere", "--memory", "2", "--batches", "1"],
 }
 
 
@@ -45,6 +46,8 @@ def test_screens(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", str(columns))
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     with contextlib.suppress(SystemExit):  # of a help
         cli.main(COMMANDS[name])
     captured = capsys.readouterr()
@@ -61,7 +64,7 @@ def test_words_are_never_cut(capsys: pytest.CaptureFixture[str], monkeypatch: py
     path = "a/very/long/path/" * 8
     assert wrapping.wrapped(f"the run is in {path} and more", 40).split("\n") == ["the run is in", path, "and more"]
     assert wrapping.wrapped("as it is, however long", None) == "as it is, however long"
-    monkeypatch.setenv("COLUMNS", "nonsense")
+    monkeypatch.setenv("COLUMNS", "40")
     assert wrapping.columns() is None, "what is captured is no terminal"
     assert sab_cli.main(["train", "nosuch"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

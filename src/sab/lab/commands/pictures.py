@@ -149,16 +149,9 @@ def report(
     from sab.lab.report.page import document, material
 
     document.check_out(out)
-    console = Console(stderr=True)
-    with console.status("reading") as status:  # on a terminal alone
+    with Console(stderr=True).status("reading") as status:  # on a terminal alone
         found = material.gather(runs)
-
-        def announce(what: str) -> None:
-            status.update(Text(f"tracing {what}"))
-            if not console.is_terminal:
-                console.print(f"tracing {what}", soft_wrap=True, markup=False, highlight=False)
-
-        document.write(found, out, announce)
+        document.write(found, out, lambda what: status.update(Text(f"tracing {what}")))
     for mistake in found.left_out.values():
         print(f"sab: left out: {mistake}", file=sys.stderr)
     print(printable(out))
