@@ -377,7 +377,11 @@ class Widened:
     overwrites_gates = staticmethod(cpu.overwrites_gates)
 
     @staticmethod
-    def forward(plan: Any, weights: Any, buffers: Buffers) -> None:
+    def makes_gates(*_: Any) -> bool:
+        return False
+
+    @staticmethod
+    def forward(plan: Any, weights: Any, buffers: Buffers, inputs: Any) -> None:
         Widened.check(plan, buffers)
         with widened(buffers) as wide:
             cpu.forward(plan, widen(weights), wide)

@@ -71,6 +71,15 @@ class Weights(NamedTuple):
         return self[:8]
 
 
+class Inputs(NamedTuple):
+    """What the input's part of the gates is made from, in the compute type and contiguous."""
+
+    x: Tensor
+    w_ih: Tensor
+    b_ih: Tensor | None
+    """None with layer norm too, where biases come after it."""
+
+
 class Buffers(NamedTuple):
     """What the forward loop reads and writes; see the table above."""
 
@@ -156,19 +165,22 @@ class Outside(NamedTuple):
 
 
 def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None) -> Buffers:
-    """The buffers around the gates; only their shapes are set."""
-    steps, batch, n, k_top = plan.steps, plan.batch, plan.n, plan.config.k_top
+    """The buffers around the gates; only their shapes are set.
+
+    Where the gates have a single step, so have all buffers that only a backward reads.
+    """
+    steps, batch, n, k_top, saved = plan.steps, plan.batch, plan.n, plan.config.k_top, len(gates)
     compute = gates.dtype
     kept = state_type(compute)
     new = gates.new_empty
     store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept)
-    h_hat = new((steps, batch, n), dtype=kept)
+    h_hat = new((saved, batch, n), dtype=kept)
     cell = CELLS[plan.cell]
     c = new((steps + 1, batch, n), dtype=kept) if cell.has_c else None
-    hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
+    hidden_new = new((saved, batch, n), dtype=compute) if cell.splits_gates else None
     normed: Any = {}
     if plan.config.layer_norm:
-        normed = {name: torch.empty_like(gates, dtype=kept) for name in ("x_normed", "h_normed")}
+        normed = {name: new((steps, *gates.shape[1:]), dtype=kept) for name in ("x_normed", "h_normed")}
         normed |= {name: new((steps, batch), dtype=kept) for name in ("x_scale", "h_scale")}
     if k_top == 0:
         found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
@@ -180,16 +192,16 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         gates=gates,
         hidden_new=hidden_new,
         h_hat=h_hat,
-        query=None if plan.is_affine else new((steps, batch, plan.key_size), dtype=kept),
+        query=None if plan.is_affine else new((saved, batch, plan.key_size), dtype=kept),
         keys=new((batch, plan.slots, plan.key_size), dtype=compute),
         weights=new((steps, batch, k_top), dtype=kept),
         selected=new((steps, batch, k_top), dtype=torch.int32),
-        norms=new((steps, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
+        norms=new((saved, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
         summary=new((steps, batch, n), dtype=kept),
-        mapped=new((steps, batch, n), dtype=kept) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
+        mapped=new((saved, batch, n), dtype=kept) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
         key_scale=new((batch, plan.slots), dtype=kept) if normalises else None,
-        query_scale=new((steps, batch), dtype=kept) if normalises else None,
-        scores=new((steps, batch, k_top), dtype=kept) if normalises else None,
+        query_scale=new((saved, batch), dtype=kept) if normalises else None,
+        scores=new((saved, batch, k_top), dtype=kept) if normalises else None,
         lengths=lengths,
         packed=packed,
         **normed,

@@ -15,7 +15,7 @@
 // Its codes, in blocks of KEYS keys, [block, entry, key], the scales of the keys and the facts lie where they are given.
 template <typename T> class Sketch {
   public:
-    static constexpr int64_t KEYS = 64, CHUNK = 32;
+    static constexpr int64_t KEYS = 64, CHUNK = 16;
     // Entries of a key at most: the error grows with them, until rough scores leave too many keys. Slots at least:
     // below, and without long vectors far longer, scoring all keys takes no more time.
     static constexpr int64_t LARGEST = 256, FEWEST = VECTOR_BYTES > 16 ? 128 : 2048;
@@ -59,9 +59,9 @@ template <typename T> class Sketch {
         facts->residual = std::max(facts->residual, std::sqrt(residual));
     }
 
-    // Makes the rough scores of slots 0 to `count` - 1, and returns by how much one may be wrong: more than any number
-    // where keys or query are not finite. `out` has room for whole blocks.
-    float score(const T *query, int64_t count, float *out) const {
+    // Makes the rough scores of the slots up to `end`, in blocks from that of `begin` on, and returns by how much one may be
+    // wrong: more than any number where keys or query are not finite. `out` has room for whole blocks.
+    float score(const T *query, int64_t begin, int64_t end, float *out) const {
         uint16_t query_codes[LARGEST];
         float largest_chunk = 0, square = 0;
         for (int64_t from = 0; from < d; from += CHUNK) {
@@ -84,10 +84,10 @@ template <typename T> class Sketch {
             query_codes[j] = static_cast<uint16_t>(static_cast<int16_t>(code));
             wrong += rest * rest;
         }
-        for (int64_t first = 0; first < count; first += KEYS) {
-            block(codes + first * d, query_codes, out + first);
+        for (int64_t first = begin / KEYS * KEYS; first < end; first += KEYS, out += KEYS) {
+            block(codes + first * d, query_codes, out);
 #pragma omp simd
-            for (int64_t i = first; i < first + KEYS; i++) out[i] *= scales[i] * scale;
+            for (int64_t i = 0; i < KEYS; i++) out[i] *= scales[first + i] * scale;
         }
         float rounding = static_cast<float>(2 * d + 32) * std::numeric_limits<float>::epsilon();
         float error = facts->residual * length + (facts->length + facts->residual) * std::sqrt(wrong);
@@ -124,20 +124,41 @@ template <typename T> class Sketch {
     }
 };
 
-// The sketches of several rows, with room for so many slots.
+// The sketches of several rows. A row's first key may be another than that of slot 0: `begin` counts those before it.
 template <typename T> class Sketches {
-    std::vector<int8_t> codes;
-    std::vector<float> scales, rough;
-    std::vector<typename Sketch<T>::Facts> facts;
-    int64_t room = 0, d = 0;
+    static constexpr int64_t KEYS = Sketch<T>::KEYS;
+    using Facts = typename Sketch<T>::Facts;
+    std::vector<int8_t> own_codes;
+    std::vector<float> own_scales, rough;
+    std::vector<Facts> own_facts;
+    int8_t *codes = nullptr;
+    float *scales = nullptr;
+    Facts *facts = nullptr;
+    int64_t room = 0, d = 0, begin = 0;
 
   public:
-    void resize(int64_t rows, int64_t slots, int64_t key_size) {
-        constexpr int64_t keys = Sketch<T>::KEYS;
-        room = (slots + keys - 1) / keys * keys, d = key_size;
-        codes.resize(rows * room * d), scales.resize(rows * room), rough.resize(room), facts.resize(rows);
+    // In memory from elsewhere, from some row of it on, with room for so many slots of each.
+    void view(void *its_codes, void *its_scales, void *its_facts, int64_t row, int64_t slots, int64_t key_size,
+              int64_t first) {
+        room = (slots + KEYS - 1) / KEYS * KEYS, d = key_size, begin = first;
+        codes = static_cast<int8_t *>(its_codes) + row * room * d;
+        scales = static_cast<float *>(its_scales) + row * room;
+        facts = static_cast<Facts *>(its_facts) + row;
+        rough.resize(room);
     }
-    bool empty() const { return facts.empty(); }
-    float *scores() { return rough.data(); }  // of one row
-    Sketch<T> operator[](int64_t row) { return {&codes[row * room * d], &scales[row * room], &facts[row], d}; }
+    void resize(int64_t rows, int64_t slots, int64_t key_size) {
+        int64_t padded = (slots + KEYS - 1) / KEYS * KEYS;
+        own_codes.resize(rows * padded * key_size), own_scales.resize(rows * padded), own_facts.resize(rows);
+        view(own_codes.data(), own_scales.data(), own_facts.data(), 0, slots, key_size, 0);
+    }
+    bool empty() const { return codes == nullptr; }
+    void add(int64_t row, int64_t slot, const T *key) const { of(row).add(begin + slot, key); }
+    // The rough scores of the first slots of a row, and by how much they may be wrong.
+    const float *score(int64_t row, const T *query, int64_t used, float &error) {
+        error = of(row).score(query, begin, begin + used, rough.data());
+        return rough.data() + begin % KEYS;
+    }
+
+  private:
+    Sketch<T> of(int64_t row) const { return {codes + row * room * d, scales + row * room, facts + row, d}; }
 };
