@@ -261,7 +261,9 @@ template <typename T> class Pass {
     // What the inner products of keys with are scores, in `scratch`.
     void scaled_query(int64_t t, int64_t row) {
         const T *query = of_step(a.query, t, row, d), *v = weight(a.v), scale = score_scale(t, row);
-        for (int64_t j = 0; j < d; j++) scratch[j] = scale * v[j] * query[j];
+        T *out = scratch.data();
+#pragma omp simd
+        for (int64_t j = 0; j < d; j++) out[j] = scale * v[j] * query[j];
         turns.turn(t, scratch.data(), T(1));
     }
     const T *weight(const void *pointer) const { return static_cast<const T *>(pointer); }
@@ -469,8 +471,14 @@ template <typename T> class Pass {
         for (int64_t i = 0; i < k; i++) inner += weights[i] * da[i];
         for (int64_t i = 0; i < k; i++) {
             int64_t m = schedule.microstate(selected[i]);
-            da[i] += dot(ds, at(a.store, m, row, n), n);
-            add_scaled(at(a.dstore, m, row, n), weights[i], ds, n);
+            const T *microstate = at(a.store, m, row, n);
+            T *dmicrostate = at(a.dstore, m, row, n), along = 0, share = weights[i];
+#pragma omp simd reduction(+ : along)
+            for (int64_t j = 0; j < n; j++) {
+                along += ds[j] * microstate[j];
+                dmicrostate[j] += share * ds[j];
+            }
+            da[i] += along;
         }
         visit(Weightings{}, a.weighting,
               [&](auto weighting) { weighting.backward(da, weights, k, inner, of_step(a.norms, t, row, 1)); });
@@ -507,16 +515,23 @@ template <typename T> class Pass {
             const T *own = key(a.keys, row, selected[i]);
             bool is_new = selected[i] >= a.first_slots;
             T along = da[i] * scores[i], factor = is_new ? key_scale(row, selected[i]) : T(1);
-            T *dkey = key(a.dkeys, row, selected[i]);
-            add_scaled(dkey, factor * da[i], scratch.data(), d);
-            if (is_new) add_scaled(dkey, -factor * along, own, d);
-            add_scaled(total.data(), scale * da[i], own, d);
+            T of_query = factor * da[i], of_own = is_new ? factor * along : T(0), of_total = scale * da[i];
+            T *dkey = key(a.dkeys, row, selected[i]), *whole = total.data();
+            const T *turned = scratch.data();
+#pragma omp simd
+            for (int64_t j = 0; j < d; j++) {
+                dkey[j] += of_query * turned[j] - of_own * own[j];
+                whole[j] += of_total * own[j];
+            }
             sum += along;
         }
         turns.turn(t, total.data(), T(-1));
+        const T *whole = total.data();
+        T of_query = sum * inverse * inverse;
+#pragma omp simd
         for (int64_t j = 0; j < d; j++) {
-            dquery[j] = v[j] * total[j] - sum * inverse * inverse * query[j];
-            dv[j] += query[j] * total[j];
+            dquery[j] = v[j] * whole[j] - of_query * query[j];
+            dv[j] += query[j] * whole[j];
         }
     }
 
@@ -565,8 +580,10 @@ template <typename T> class Pass {
                     for (int64_t row = first; row < first + rows; row++) {
                         T scale = inverse_length(key(a.keys, row, slot), d);
                         if (a.key_scale != nullptr) key_scale(row, slot) = scale;
-                        for (int64_t j = 0; j < d; j++) key(a.keys, row, slot)[j] *= scale;
-                        turns.turn(t, key(a.keys, row, slot), T(1));
+                        T *made = key(a.keys, row, slot);
+#pragma omp simd
+                        for (int64_t j = 0; j < d; j++) made[j] *= scale;
+                        turns.turn(t, made, T(1));
                     }
             });
         }

@@ -12,20 +12,22 @@
 
 #include "products.h"
 
-// Its codes, in blocks of KEYS keys, [block, entry, key], the scales of the keys and the facts lie where they are given.
+// Its codes, in blocks of KEYS keys, [block, pair of entries, key], the scales of the keys and the facts lie where they are given.
 template <typename T> class Sketch {
   public:
     static constexpr int64_t KEYS = 64, CHUNK = 16;
-    // Entries of a key at most: the error grows with them, until rough scores leave too many keys. Slots at least:
-    // below, and without long vectors far longer, scoring all keys takes no more time.
-    static constexpr int64_t LARGEST = 256, FEWEST = VECTOR_BYTES > 16 ? 128 : 2048;
+    // Entries of a key at most: the error grows with them, until rough scores leave too many keys. Slots at
+    // least: below, scoring all keys takes no more time.
+    static constexpr int64_t LARGEST = 256, FEWEST = VECTOR_BYTES > 16 ? 128 : 256;
     // What is known of all keys together.
     struct Facts {
         float residual = 0, length = 0;  // the longest difference of a key from its code, and the longest key
         float chunk = 0;                 // the longest piece of CHUNK entries of a key's codes
     };
 
-    Sketch(int8_t *codes, float *scales, Facts *facts, int64_t d) : codes(codes), scales(scales), facts(facts), d(d) {}
+    static int64_t pairs(int64_t d) { return (d + 1) / 2; }  // of a key's entries; the last one may lack its second
+
+    Sketch(uint16_t *codes, float *scales, Facts *facts, int64_t d) : codes(codes), scales(scales), facts(facts), d(d) {}
 
     // Entry j of a key is about its code times the key's scale.
     void add(int64_t slot, const T *key) {
@@ -37,11 +39,11 @@ template <typename T> class Sketch {
         }
         bool is_finite = square < 1e30f;
         float scale = is_finite ? largest / 127 : 0.0f, inverse = scale > 1e-30f ? 1 / scale : 0.0f;
-        int8_t *to = codes + slot / KEYS * KEYS * d + slot % KEYS;
+        uint16_t *to = codes + slot / KEYS * KEYS * pairs(d) + slot % KEYS;
         scales[slot] = scale;
         if (!is_finite) {
             facts->length = std::numeric_limits<float>::infinity();
-            for (int64_t j = 0; j < d; j++) to[j * KEYS] = 0;
+            for (int64_t pair = 0; pair < pairs(d); pair++) to[pair * KEYS] = 128;
             return;
         }
         for (int64_t from = 0; from < d; from += CHUNK) {
@@ -49,7 +51,8 @@ template <typename T> class Sketch {
             for (int64_t j = from; j < std::min(from + CHUNK, d); j++) {
                 float code = std::min(std::max(std::nearbyint(static_cast<float>(key[j]) * inverse), -127.0f), 127.0f);
                 float rest = static_cast<float>(key[j] - T(code * scale));
-                to[j * KEYS] = static_cast<int8_t>(code);
+                uint16_t &pair = to[j / 2 * KEYS];
+                pair = static_cast<uint16_t>(j % 2 == 0 ? int(code) + 128 : pair + 256 * int(code));
                 residual += rest * rest;
                 chunk += code * code;
             }
@@ -62,7 +65,7 @@ template <typename T> class Sketch {
     // Makes the rough scores of the slots up to `end`, in blocks from that of `begin` on, and returns by how much one may be
     // wrong: more than any number where keys or query are not finite. `out` has room for whole blocks.
     float score(const T *query, int64_t begin, int64_t end, float *out) const {
-        uint16_t query_codes[LARGEST];
+        uint16_t query_codes[LARGEST + 1] = {};
         float largest_chunk = 0, square = 0;
         for (int64_t from = 0; from < d; from += CHUNK) {
             float chunk = 0;
@@ -85,7 +88,7 @@ template <typename T> class Sketch {
             wrong += rest * rest;
         }
         for (int64_t first = begin / KEYS * KEYS; first < end; first += KEYS, out += KEYS) {
-            block(codes + first * d, query_codes, out);
+            block(codes + first * pairs(d), query_codes, out);
 #pragma omp simd
             for (int64_t i = 0; i < KEYS; i++) out[i] *= scales[first + i] * scale;
         }
@@ -95,26 +98,32 @@ template <typename T> class Sketch {
     }
 
   private:
-    int8_t *codes;
+    uint16_t *codes;
     float *scales;
     Facts *facts;
     int64_t d;
 
-    // The inner products of a block of codes with the query's.
-    void block(const int8_t *codes, const uint16_t *query, float *out) const {
+    // The inner products of a block of codes with the query's. A pair of codes is the number x = 256 c1 + c0 + 128, so
+    // q0 c0 + q1 c1 = q0 x + (q1 - 256 q0) (x >> 8) - 128 q0. All of it wraps around at 16 bits, on the way to a total
+    // that fits.
+    void block(const uint16_t *pairs, const uint16_t *query, float *out) const {
         constexpr int lanes = VECTOR_BYTES / 2, vectors = KEYS / lanes;
-        // Unsigned, since sums may wrap around on the way to a total that fits.
         typedef uint16_t Sums __attribute__((vector_size(VECTOR_BYTES)));
-        typedef int16_t Wide __attribute__((vector_size(VECTOR_BYTES)));
-        typedef int8_t Codes __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
+        typedef int16_t Signed __attribute__((vector_size(VECTOR_BYTES)));
+        typedef uint16_t Pairs __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
         std::fill(out, out + KEYS, 0.0f);
         for (int64_t from = 0; from < d; from += CHUNK) {
-            Sums sums[vectors] = {};
-            for (int64_t j = from; j < std::min(from + CHUNK, d); j++, codes += KEYS) {
-                const Codes *some = reinterpret_cast<const Codes *>(codes);
+            int64_t end = std::min(from + CHUNK, d);
+            uint16_t offset = 0;
+            for (int64_t j = from; j < end; j += 2) offset -= 128 * query[j];
+            Sums sums[vectors];
 #pragma GCC unroll 8
-                for (int i = 0; i < vectors; i++)
-                    sums[i] += query[j] * (Sums)__builtin_convertvector(some[i], Wide);
+            for (int i = 0; i < vectors; i++) sums[i] = Sums{} + offset;
+            for (int64_t j = from; j < end; j += 2, pairs += KEYS) {
+                const Pairs *some = reinterpret_cast<const Pairs *>(pairs);
+                uint16_t first = query[j], second = query[j + 1] - 256 * first;
+#pragma GCC unroll 8
+                for (int i = 0; i < vectors; i++) sums[i] += first * some[i] + second * (Sums)((Signed)some[i] >> 8);
             }
             int16_t totals[KEYS];
             memcpy(totals, sums, sizeof totals);
@@ -128,10 +137,10 @@ template <typename T> class Sketch {
 template <typename T> class Sketches {
     static constexpr int64_t KEYS = Sketch<T>::KEYS;
     using Facts = typename Sketch<T>::Facts;
-    std::vector<int8_t> own_codes;
+    std::vector<uint16_t> own_codes;
     std::vector<float> own_scales, rough;
     std::vector<Facts> own_facts;
-    int8_t *codes = nullptr;
+    uint16_t *codes = nullptr;
     float *scales = nullptr;
     Facts *facts = nullptr;
     int64_t room = 0, d = 0, begin = 0;
@@ -141,14 +150,14 @@ template <typename T> class Sketches {
     void view(void *its_codes, void *its_scales, void *its_facts, int64_t row, int64_t slots, int64_t key_size,
               int64_t first) {
         room = (slots + KEYS - 1) / KEYS * KEYS, d = key_size, begin = first;
-        codes = static_cast<int8_t *>(its_codes) + row * room * d;
+        codes = static_cast<uint16_t *>(its_codes) + row * room * Sketch<T>::pairs(d);
         scales = static_cast<float *>(its_scales) + row * room;
         facts = static_cast<Facts *>(its_facts) + row;
         rough.resize(room);
     }
     void resize(int64_t rows, int64_t slots, int64_t key_size) {
         int64_t padded = (slots + KEYS - 1) / KEYS * KEYS;
-        own_codes.resize(rows * padded * key_size), own_scales.resize(rows * padded), own_facts.resize(rows);
+        own_codes.resize(rows * padded * Sketch<T>::pairs(key_size)), own_scales.resize(rows * padded), own_facts.resize(rows);
         view(own_codes.data(), own_scales.data(), own_facts.data(), 0, slots, key_size, 0);
     }
     bool empty() const { return codes == nullptr; }
@@ -160,5 +169,5 @@ template <typename T> class Sketches {
     }
 
   private:
-    Sketch<T> of(int64_t row) const { return {codes + row * room * d, scales + row * room, facts + row, d}; }
+    Sketch<T> of(int64_t row) const { return {codes + row * room * Sketch<T>::pairs(d), scales + row * room, facts + row, d}; }
 };
