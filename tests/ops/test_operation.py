@@ -373,6 +373,7 @@ class Widened:
     def unsupported(*_: Any) -> None:
         return None
 
+    SUMS_BIASES = False
     pack = staticmethod(cpu.pack)
     overwrites_gates = staticmethod(cpu.overwrites_gates)
 

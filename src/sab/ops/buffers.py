@@ -142,6 +142,7 @@ class Work(NamedTuple):
     """With layer norm: of the gains and the biases, a row for each of the batch, [B, G], those of c [B, n]."""
     dnorm_hh: Tensor | None = None
     db_ih: Tensor | None = None
+    """Of the biases also where an engine sums them up."""
     db_hh: Tensor | None = None
     """None unless the cell splits the gates: then it is db_ih."""
     dnorm_c_weight: Tensor | None = None
@@ -209,12 +210,19 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
 
 
 def allocate_work(
-    plan: Plan, weights: Weights, buffers: Buffers, outside: Outside, *, in_place: bool, wants_initial: bool
+    plan: Plan,
+    weights: Weights,
+    buffers: Buffers,
+    outside: Outside,
+    *,
+    in_place: bool,
+    wants_initial: bool,
+    sums_biases: bool = False,
 ) -> Work:
     """What the backward loop needs, with the gradients from outside in their places.
 
     in_place: `dgates` takes the memory of `gates`. wants_initial: whether the gradients of the initial h and of the
-    first microstates will be read.
+    first microstates will be read. sums_biases: whether the loop sums up the gradients of the gates' biases.
     """
     steps, batch, n = plan.steps, plan.batch, plan.n
     gates, keys, new, dtype = buffers.gates, buffers.keys, buffers.h_hat.new_empty, buffers.h_hat.dtype
@@ -226,12 +234,13 @@ def allocate_work(
             _before_scaling(dkeys[:, plan.first_slots :], keys[:, plan.first_slots :], buffers.key_scale)
     dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
     cell = CELLS[plan.cell]
-    of_norms: Any = {}
-    if plan.config.layer_norm:
-        names = ("dnorm_ih", "dnorm_hh", "db_ih", *(("db_hh",) if cell.splits_gates else ()))
-        of_norms = {name: new((batch, gates.shape[2])) for name in names}
-        if cell.normalises_c:
-            of_norms |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
+    of_rows: Any = {}
+    if plan.config.layer_norm or sums_biases:
+        names = ("dnorm_ih", "dnorm_hh") if plan.config.layer_norm else ()
+        names += ("db_ih", "db_hh") if cell.splits_gates else ("db_ih",)
+        of_rows = {name: new((batch, gates.shape[2])) for name in names}
+    if plan.config.layer_norm and cell.normalises_c:
+        of_rows |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
     return Work(
         dstore=_outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
         dc=new((batch, n)) if cell.has_c else None,
@@ -244,7 +253,7 @@ def allocate_work(
         dweights=None if outside.weights is None else contiguous(outside.weights),
         dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
         dv=None if weights.v is None else new((batch, plan.key_size)),
-        **of_norms,
+        **of_rows,
     )
 
 

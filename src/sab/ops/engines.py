@@ -21,6 +21,9 @@ _imported: dict[str, Any] = {}
 class Engine(Protocol):
     """What an engine provides. `sab.ops.buffers` defines what the loops find and leave."""
 
+    SUMS_BIASES: bool
+    """Whether the backward loop sums up the gradients of the gates' biases."""
+
     def unsupported(
         self, x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
     ) -> str | None:

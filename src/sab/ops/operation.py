@@ -186,7 +186,15 @@ def _backward(
     names = [name for name, needed in zip(INPUTS, needs, strict=True) if needed]
     wants_initial = "h" in names or "microstates" in names
     in_place = is_last and loops.overwrites_gates(plan)
-    work = allocate_work(plan, weights, buffers, outside, in_place=in_place, wants_initial=wants_initial)
+    work = allocate_work(
+        plan,
+        weights,
+        buffers,
+        outside,
+        in_place=in_place,
+        wants_initial=wants_initial,
+        sums_biases=loops.SUMS_BIASES and ("b_ih" in names or "b_hh" in names),
+    )
     with precision.products(given.x, options.compute):
         loops.backward(plan, weights, buffers, work)
         if not wants_initial:

@@ -22,6 +22,7 @@ from sab.ops.plan import unsupported as no_plan
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 
+SUMS_BIASES = True
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
 

@@ -338,8 +338,6 @@ template <typename T> class Pass {
     // The gradients of the products, in the place of those of their layer norms.
     void normalise_gates_backward(int64_t t, int64_t row, T *dgates, T *dh_gates) const {
         if (!splits_gates) memcpy(dh_gates, dgates, gate_size * sizeof(T));
-        add_scaled(at(a.db_ih, 0, row, gate_size), T(1), dgates, gate_size);
-        if (splits_gates) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), dh_gates, gate_size);
         normalise_backward(dgates, at(a.x_normed, t, row, gate_size), weight(a.norm_ih), *at(a.x_scale, t, row, 1),
                            at(a.dnorm_ih, 0, row, gate_size), gate_size);
         normalise_backward(dh_gates, at(a.h_normed, t, row, gate_size), weight(a.norm_hh), *at(a.h_scale, t, row, 1),
@@ -385,6 +383,8 @@ template <typename T> class Pass {
                           dread.data()};
         if (a.dcells != nullptr) add_scaled(s.dc, T(1), at(a.dcells, t, row, n), n);
         visit(Cells{}, a.cell, [&](auto cell) { cell.backward(s); });
+        if (a.db_ih != nullptr) add_scaled(at(a.db_ih, 0, row, gate_size), T(1), s.dgates, gate_size);
+        if (a.db_hh != nullptr) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), s.dh_gates, gate_size);
         if (a.norm_ih != nullptr) normalise_gates_backward(t, row, s.dgates, s.dh_gates);
     }
 

@@ -17,6 +17,7 @@ from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 from sab.parts.scorers import NumberFunctions, Scorer, VectorFunctions
 
+SUMS_BIASES = False
 LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
