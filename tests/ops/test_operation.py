@@ -382,11 +382,16 @@ class Widened:
     def unsupported(*_: Any) -> None:
         return None
 
+    SUMS_BIASES = False
     pack = staticmethod(cpu.pack)
     overwrites_gates = staticmethod(cpu.overwrites_gates)
 
     @staticmethod
-    def forward(plan: Any, weights: Any, buffers: Buffers) -> None:
+    def makes_gates(*_: Any) -> bool:
+        return False
+
+    @staticmethod
+    def forward(plan: Any, weights: Any, buffers: Buffers, inputs: Any) -> None:
         Widened.check(plan, buffers)
         with widened(buffers) as wide:
             cpu.forward(plan, widen(weights), wide)
