@@ -203,6 +203,7 @@ def _empty_memory(sequences: Sequences, form: Form, has_batch: bool = False) -> 
         numbers=x.new_zeros(layers, batch, 0, dtype=torch.int64),
         steps=torch.zeros(batch, dtype=torch.int64, device="cpu"),
         seen=0,
+        reads=x.new_zeros(layers, batch, 0, dtype=torch.int64) if form.counts_reads else None,
     )
     return memory.without_batch() if sequences.is_unbatched and not has_batch else memory
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sab
-from sab.ops.cpu import loader
+from sab.ops.cpu import engine, loader
 from tests.ops.cases import assert_close, make_layer, randn, randomize, run
 
 pytestmark = pytest.mark.skipif(loader.unavailable() is not None, reason="needs the compiled loops")
@@ -23,10 +23,7 @@ def select(keys: Tensor, query: Tensor, k_top: int, sketched: bool) -> tuple[lis
     """What the compiled selection finds: scores, slots, and how many keys it scored."""
     k = min(k_top, len(keys))
     scores, slots = keys.new_empty(k_top), torch.empty(k_top, dtype=torch.int32)
-    function = getattr(
-        loader.library().functions, "sab_select_float" if keys.dtype == TYPES[0] else "sab_select_double"
-    )
-    function.restype = ctypes.c_int64
+    function = engine.function("select", keys.dtype)
     function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_bool] + [ctypes.c_void_p] * 2
     pointers = keys.contiguous().data_ptr(), query.data_ptr()
     scored = function(*pointers, *keys.shape, k_top, sketched, scores.data_ptr(), slots.data_ptr())
@@ -49,9 +46,11 @@ def memories(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     """Keys, a query and k_top: of length 1 or of any, all different, few different ones or all equal."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     dtype = draw(st.sampled_from(TYPES))
-    used, d = draw(st.integers(1, 700)), draw(st.integers(1, 200))
+    used, d = draw(st.integers(1, 700) | st.integers(130, 700)), draw(st.integers(1, 200))
     different = draw(st.sampled_from([used, used, max(used // 9, 1), 2, 1]))
     keys = torch.randn(different, d, generator=generator, dtype=dtype)
+    close = draw(st.sampled_from([1.0, 0.1, 0.001]))  # of keys that are nearly equal, rough scores tell little
+    keys = (1 - close) * torch.randn(d, generator=generator, dtype=dtype) + close * keys
     if draw(st.booleans()):
         keys = unit(keys)
     if draw(st.booleans()):
@@ -115,3 +114,18 @@ def test_ties_go_to_the_oldest_of_a_long_memory() -> None:
         layer.get_parameter("attn_w_memory_l0").zero_()
         *_, attention = layer(torch.randn(300, 2, 3), return_attention=True)
     assert attention.numbers[-1].tolist() == [list(range(10))] * 2
+
+
+def test_a_long_stream_equals_the_reference() -> None:
+    """Single steps keep a sketch of the keys: through growing buffers, and without the oldest ones after `recent`."""
+    layers = [randomize(make_layer("gru", 3, 24, 1, backend=name, k_att=1), scale=0.5) for name in ("cpu", "reference")]
+    x = randn(360, 3, 3)
+    with torch.no_grad():
+        first, state = run(layers[1], x[:300])[:2]
+        expected = torch.cat([first, run(layers[1], x[300:], state.recent(190))[0]])
+        state, outputs = None, []
+        for step in range(360):
+            output, state = run(layers[0], x[step : step + 1], state)
+            outputs.append(output)
+            state = state.recent(190) if step == 299 else state
+    assert_close(torch.cat(outputs), expected, tolerance=1e-8)

@@ -18,7 +18,9 @@ from torch.utils import _pytree
 import sab
 from sab.config import FORGETS
 from sab.errors import UserError
-from sab.ops import forgetting
+from sab.ops import forgetting, operation
+from sab.ops.cpu import loader
+from sab.ops.types import LayerState
 from tests.ops import oracle
 from tests.ops.cases import BACKENDS, assert_close, gradients, make_layer, randn, randomize, run
 
@@ -234,3 +236,39 @@ def test_from_torch_and_cells_take_it() -> None:
     assert layer(torch.randn(9, 1, 2))[1].numbers.shape[-1] == 3
     cell = sab.SABLSTMCell.from_layer(layer)
     assert (cell.config.max_memory, cell.config.forget) == (3, "reservoir")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own parts
+def test_export_leaves_the_time_open() -> None:
+    """Short and long calls of one program: with and without something to forget."""
+    layer = bounded(forget="most_read").eval()
+    open_sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with torch.no_grad():
+        program = torch.export.export(layer, (randn(9, 2, 2),), dynamic_shapes=(open_sizes,)).module()
+        for steps in (2, 30):
+            x = randn(steps, 4, 2)
+            (output, state), (expected, end) = program(x), layer(x)
+            assert_close(output, expected)
+            assert torch.equal(state.numbers, end.numbers)
+            assert torch.equal(state.reads, end.reads)
+
+
+def test_onnx_refuses_it() -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(UserError, match="model must have SAB layers without max_memory; got max_memory=3"):
+        sab.export.to_onnx(bounded().eval(), (randn(9, 2, 2),))
+
+
+def test_samples_of_a_vmap_forget_each_for_itself() -> None:
+    layer, xs = bounded(forget="most_read"), randn(3, 12, 2, 2)
+    assert_close(torch.vmap(lambda x: layer(x)[0])(xs), torch.stack([layer(x)[0] for x in xs]))
+
+
+@pytest.mark.skipif(loader.unavailable() is not None, reason="no compiled CPU backend")
+def test_the_operation_by_itself_refuses_what_does_not_fit() -> None:
+    layer = bounded(forget="most_read", backend="cpu")
+    long = bounded(max_memory=None, backend="cpu")(randn(9, 2, 2))[1]
+    weights, config = layer._weights(0), layer.config
+    for state, sentence in ((long, "microstates must be at most 3; got 9"), (long.recent(2), "reads must be of shape")):
+        with pytest.raises(UserError, match=sentence):
+            operation.run("cpu", randn(2, 2, 2), None, LayerState.of(state, 0, 9), weights, "lstm", config)

@@ -55,6 +55,8 @@ class Call:
     bias: bool = True
     layer_norm: bool = False
     dropout: bool = False
+    max_memory: int = 0
+    forget: str = "recent"
     lengths: list[int] | None = None
     needs: bool = True
     """Whether gradients are needed."""
@@ -90,6 +92,7 @@ class Call:
             None if self.fresh or self.cell != "lstm" else self.new(batch, n),
             None if self.fresh else self.new(batch, self.first_slots, n),
             None if self.fresh else self.new(batch, self.first_slots, d),
+            torch.ones(batch, self.first_slots, dtype=torch.int64) if self.forget == "most_read" else None,
             self.new(gates, input_size),
             self.new(gates, n),
             self.new(gates) if self.bias else None,
@@ -109,6 +112,8 @@ class Call:
             k_att,
             3,
             self.layer_norm,
+            self.max_memory,
+            self.forget,
             self.first_slots * k_att + 1 if self.first_slots > 0 else 0,
             DOUBLE,
             self.needs,
@@ -130,6 +135,7 @@ CALLS = [
     Call(layer_norm=True, dropout=True),
     Call(cell="gru", layer_norm=True, lengths=[7, 3, 5], k_top=0),
     Call(cell="rnn_tanh", layer_norm=True, bias=False, needs=False),
+    Call(max_memory=2, forget="most_read", first_slots=1),
 ]
 
 
@@ -147,6 +153,7 @@ def test_it_is_registered_rightly(call: Call) -> None:
     [
         Call(cell="gru", scorer="mlp", incorporate="concat", first_slots=2, needs=False),
         Call(layer_norm=True, dropout=True, needs=False),
+        Call(max_memory=2, forget="reservoir", needs=False),
     ],
     ids=str,
 )
@@ -375,11 +382,16 @@ class Widened:
     def unsupported(*_: Any) -> None:
         return None
 
+    SUMS_BIASES = False
     pack = staticmethod(cpu.pack)
     overwrites_gates = staticmethod(cpu.overwrites_gates)
 
     @staticmethod
-    def forward(plan: Any, weights: Any, buffers: Buffers) -> None:
+    def makes_gates(*_: Any) -> bool:
+        return False
+
+    @staticmethod
+    def forward(plan: Any, weights: Any, buffers: Buffers, inputs: Any) -> None:
         Widened.check(plan, buffers)
         with widened(buffers) as wide:
             cpu.forward(plan, widen(weights), wide)

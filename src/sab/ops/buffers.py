@@ -75,6 +75,15 @@ class Weights(NamedTuple):
         return self[:8]
 
 
+class Inputs(NamedTuple):
+    """What the input's part of the gates is made from, in the compute type and contiguous."""
+
+    x: Tensor
+    w_ih: Tensor
+    b_ih: Tensor | None
+    """None with layer norm too, where biases come after it."""
+
+
 class Buffers(NamedTuple):
     """What the forward loop reads and writes; see the table above."""
 
@@ -139,6 +148,7 @@ class Work(NamedTuple):
     """With layer norm: of the gains and the biases, a row for each of the batch, [B, G], those of c [B, n]."""
     dnorm_hh: Tensor | None = None
     db_ih: Tensor | None = None
+    """Of the biases also where an engine sums them up."""
     db_hh: Tensor | None = None
     """None unless the cell splits the gates: then it is db_ih."""
     dnorm_c_weight: Tensor | None = None
@@ -162,22 +172,25 @@ class Outside(NamedTuple):
 
 
 def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None) -> Buffers:
-    """The buffers around the gates; only their shapes are set."""
-    steps, batch, n, k_top = plan.steps, plan.batch, plan.n, plan.config.k_top
+    """The buffers around the gates; only their shapes are set.
+
+    Where the gates have a single step, so have all buffers that only a backward reads.
+    """
+    steps, batch, n, k_top, saved = plan.steps, plan.batch, plan.n, plan.config.k_top, gates.shape[0]
     compute = gates.dtype
     kept = state_type(compute)
     new = gates.new_empty
     like = torch.empty_like  # takes half as long
     store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept)
-    h_hat = new((steps, batch, n), dtype=kept)
+    h_hat = new((saved, batch, n), dtype=kept)
     cell = CELLS[plan.cell]
     c = None
     if cell.has_c:
         c = like(store) if plan.first_slots == 0 else new((steps + 1, batch, n), dtype=kept)
-    hidden_new = new((steps, batch, n), dtype=compute) if cell.splits_gates else None
+    hidden_new = new((saved, batch, n), dtype=compute) if cell.splits_gates else None
     others: Any = {}
     if plan.config.layer_norm:
-        others = {name: torch.empty_like(gates, dtype=kept) for name in ("x_normed", "h_normed")}
+        others = {name: new((steps, *gates.shape[1:]), dtype=kept) for name in ("x_normed", "h_normed")}
         others |= {name: new((steps, batch), dtype=kept) for name in ("x_scale", "h_scale")}
     if k_top == 0:
         found = {"store": store, "c": c, "gates": gates, "hidden_new": hidden_new, "h_hat": h_hat}
@@ -186,7 +199,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     normalises = scorer.normalises
     query = None
     if not scorer.query_cancels:
-        query = like(h_hat) if plan.key_size == n else new((steps, batch, plan.key_size), dtype=kept)
+        query = like(h_hat) if plan.key_size == n else new((saved, batch, plan.key_size), dtype=kept)
     weights = new((steps, batch, k_top), dtype=kept)
     if plan.config.forgets:
         others["live"] = new((batch, plan.places), dtype=torch.int32)
@@ -202,12 +215,12 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         keys=new((batch, plan.slots, plan.key_size), dtype=compute),
         weights=weights,
         selected=like(weights, dtype=torch.int32),
-        norms=new((steps, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
-        summary=like(h_hat),
+        norms=new((saved, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
+        summary=new((steps, batch, n), dtype=kept),
         mapped=like(h_hat) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
         key_scale=new((batch, plan.slots), dtype=kept) if normalises else None,
-        query_scale=new((steps, batch), dtype=kept) if normalises else None,
-        scores=like(weights) if normalises else None,
+        query_scale=new((saved, batch), dtype=kept) if normalises else None,
+        scores=new((saved, batch, k_top), dtype=kept) if normalises else None,
         lengths=lengths,
         packed=packed,
         **others,
@@ -215,12 +228,19 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
 
 
 def allocate_work(
-    plan: Plan, weights: Weights, buffers: Buffers, outside: Outside, *, in_place: bool, wants_initial: bool
+    plan: Plan,
+    weights: Weights,
+    buffers: Buffers,
+    outside: Outside,
+    *,
+    in_place: bool,
+    wants_initial: bool,
+    sums_biases: bool = False,
 ) -> Work:
     """What the backward loop needs, with the gradients from outside in their places.
 
     in_place: `dgates` takes the memory of `gates`. wants_initial: whether the gradients of the initial h and of the
-    first microstates will be read.
+    first microstates will be read. sums_biases: whether the loop sums up the gradients of the gates' biases.
     """
     steps, batch, n = plan.steps, plan.batch, plan.n
     gates, keys, new, dtype = buffers.gates, buffers.keys, buffers.h_hat.new_empty, buffers.h_hat.dtype
@@ -232,12 +252,13 @@ def allocate_work(
             _before_scaling(dkeys[:, plan.first_slots :], keys[:, plan.first_slots :], buffers.key_scale)
     dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
     cell = CELLS[plan.cell]
-    of_norms: Any = {}
-    if plan.config.layer_norm:
-        names = ("dnorm_ih", "dnorm_hh", "db_ih", *(("db_hh",) if cell.splits_gates else ()))
-        of_norms = {name: new((batch, gates.shape[2])) for name in names}
-        if cell.normalises_c:
-            of_norms |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
+    of_rows: Any = {}
+    if plan.config.layer_norm or sums_biases:
+        names = ("dnorm_ih", "dnorm_hh") if plan.config.layer_norm else ()
+        names += ("db_ih", "db_hh") if cell.splits_gates else ("db_ih",)
+        of_rows = {name: new((batch, gates.shape[2])) for name in names}
+    if plan.config.layer_norm and cell.normalises_c:
+        of_rows |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
     return Work(
         dstore=_outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
         dc=new((batch, n)) if cell.has_c else None,
@@ -250,7 +271,7 @@ def allocate_work(
         dweights=None if outside.weights is None else contiguous(outside.weights),
         dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
         dv=None if weights.v is None else new((batch, plan.key_size)),
-        **of_norms,
+        **of_rows,
     )
 
 

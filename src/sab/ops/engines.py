@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops.buffers import Buffers, Weights, Work
+from sab.ops.buffers import Buffers, Inputs, Weights, Work
 from sab.ops.plan import Plan
 from sab.ops.types import LayerState, LayerWeights
 
@@ -20,6 +20,9 @@ _imported: dict[str, Any] = {}
 
 class Engine(Protocol):
     """What an engine provides. `sab.ops.buffers` defines what the loops find and leave."""
+
+    SUMS_BIASES: bool
+    """Whether the backward loop sums up the gradients of the gates' biases."""
 
     def unsupported(
         self, x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
@@ -35,8 +38,12 @@ class Engine(Protocol):
         """Whether the backward loop may find `dgates` in the memory of `gates`."""
         ...
 
-    def forward(self, plan: Plan, weights: Weights, buffers: Buffers) -> None:
-        """Run the steps in order."""
+    def makes_gates(self, inputs: Inputs, weights: Weights) -> bool:
+        """Whether the forward loop makes the input's part of `gates`."""
+        ...
+
+    def forward(self, plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None) -> None:
+        """Run the steps in order; with `inputs` where it makes the gates."""
         ...
 
     def backward(self, plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:

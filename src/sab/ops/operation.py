@@ -33,7 +33,7 @@ from sab.ops.arguments import (
     split,
     unpack_buffers,
 )
-from sab.ops.buffers import Buffers, Outside, allocate, allocate_work, fill, gate_bias
+from sab.ops.buffers import Buffers, Inputs, Outside, allocate, allocate_work, fill, gate_bias
 from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
 from sab.ops.gradients import Gradients, SampleGradients
@@ -129,9 +129,14 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
     plan, weights = _plan(given, initial, parameters, options), parameters.of_loops()
     loops, first_slots = engine_named(options.engine), plan.first_slots
     with precision.products(x, compute):
-        bias = None if options.layer_norm else gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
-        bias = None if bias is None else as_type(bias, compute)
-        gates = F.linear(contiguous(as_type(x, compute)), as_type(parameters.w_ih, compute), bias)
+        b_ih = None if options.layer_norm or parameters.b_ih is None else contiguous(as_type(parameters.b_ih, compute))
+        inputs = Inputs(contiguous(as_type(x, compute)), contiguous(as_type(parameters.w_ih, compute)), b_ih)
+        in_loop = loops.makes_gates(inputs, weights)
+        if in_loop:
+            gates = inputs.x.new_empty((plan.steps if saves else 1, plan.batch, len(inputs.w_ih)))
+        else:
+            bias = None if options.layer_norm else gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
+            gates = F.linear(inputs.x, inputs.w_ih, None if bias is None else as_type(bias, compute))
         buffers = allocate(plan, gates, loops.pack(plan, weights, compute), given.lengths)
         store = buffers.store
         if first_slots > 0:
@@ -150,7 +155,7 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
             fill(store[first_slots], initial.h)
             if buffers.c is not None:
                 fill(buffers.c[0], initial.c)
-        loops.forward(plan, weights, buffers)
+        loops.forward(plan, weights, buffers, inputs if in_loop else None)
         # A copy, so that whoever changes the output in place changes neither the state nor what the backward reads.
         hidden = store[first_slots + 1 :].to(parameters.w_hh.dtype, copy=True)
     return pack_results(hidden, buffers, options, saves)
@@ -190,7 +195,15 @@ def _backward(
     names = [name for name, needed in zip(INPUTS, needs, strict=True) if needed]
     wants_initial = "h" in names or "microstates" in names
     in_place = is_last and loops.overwrites_gates(plan)
-    work = allocate_work(plan, weights, buffers, outside, in_place=in_place, wants_initial=wants_initial)
+    work = allocate_work(
+        plan,
+        weights,
+        buffers,
+        outside,
+        in_place=in_place,
+        wants_initial=wants_initial,
+        sums_biases=loops.SUMS_BIASES and ("b_ih" in names or "b_hh" in names),
+    )
     with precision.products(given.x, options.compute):
         loops.backward(plan, weights, buffers, work)
         if not wants_initial:

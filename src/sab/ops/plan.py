@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     def places(self) -> int:
         """How many microstates a row of a bounded macrostate holds at most; 0 where there is no bound."""
         most = self.config.max_memory if self.config.forgets else None
-        return 0 if most is None else self.slots if self.slots < most else most
+        return 0 if most is None else cast(int, torch.sym_min(self.slots, most))  # min() would fix an open size
 
     @property
     def first_kept(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import FORGETS, SABConfig
-from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast, gate_bias
+from sab.ops.buffers import Buffers, Inputs, Weights, Work, cast, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
 from sab.ops.plan import Plan, turn_rates_of, unfit
@@ -22,6 +22,7 @@ from sab.ops.plan import unsupported as no_plan
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 
+SUMS_BIASES = True
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
 
@@ -61,9 +62,16 @@ def overwrites_gates(plan: Plan) -> bool:
     return False
 
 
-def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
+def makes_gates(inputs: Inputs, weights: Weights) -> bool:
+    """Whether the loop makes the input's part of the gates: step by step it stays in the cache.
+
+    Where the weights are too large for that, one product for all steps is faster.
+    """
+    return inputs.w_ih.nbytes + weights.w_hh.nbytes <= LARGEST_OWN_WEIGHTS
+
+
+def forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None = None) -> None:
     """Run the steps in order; see `sab.ops.buffers` for what is in the buffers."""
-    blank(plan, buffers)
     store = buffers.store
     weights = cast(weights, store.dtype)
     w_hh = weights.w_hh
@@ -80,13 +88,19 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     if plan.config.layer_norm:
         joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
         scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
+    if inputs is not None:
+        packed["w_x"] = _pack(inputs.w_ih, transposed=True)
+        arguments.set(x=inputs.x, b_x=inputs.b_ih, input_size=inputs.x.shape[2])
+    arguments.set(saves=len(buffers.h_hat) == plan.steps)
     arguments.set(**buffers._asdict(), **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
     _run("forward", store.dtype, arguments, w_hh.nbytes)
 
 
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """Run the steps in reverse order; see `sab.ops.buffers` for what is in the buffers."""
-    blank_work(work)
+    for sums in (work.dc, work.dv, *work[11:]):
+        if sums is not None:
+            sums.zero_()
     store = buffers.store
     weights = cast(weights, store.dtype)
     w_hh = weights.w_hh
@@ -95,16 +109,14 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
         packed["w_query_back"] = _pack(weights.w_query, transposed=False)
         packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
-    scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat")}
+    scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat", "dsummary_now")}
     scratch |= _masked(weights)
     if weights.w_incorporate is not None:
         packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
-    if plan.config.k_top > 0:  # the loop makes what comes from outside the whole gradient, in place
-        for name, like in (("dsummary", "summary"), ("dweights", "weights")):
-            given = getattr(work, name)
-            scratch[name] = torch.zeros_like(getattr(buffers, like)) if given is None else given.clone()
-    arguments.set(**buffers._asdict(), **work._asdict() | scratch, **packed)
+    if buffers.weights is not None:  # the loop makes what comes from outside the whole gradient, in place
+        scratch["dweights"] = torch.zeros_like(buffers.weights) if work.dweights is None else work.dweights.clone()
+    arguments.set(saves=1, **buffers._asdict(), **work._asdict() | scratch, **packed)
     _run("backward", store.dtype, arguments, w_hh.nbytes)
 
 
@@ -161,11 +173,13 @@ def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes
 def function(name: str, dtype: torch.dtype) -> Any:
     """A compiled function by its name, for numbers of this type."""
     found = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    found.restype = None if name == "pack" else ctypes.c_int64
-    if name in ("forward", "backward"):
+    found.restype = None if name in ("pack", "sketch") else ctypes.c_int64
+    if name in ("forward", "backward", "fewest_sketched"):
         found.argtypes = [ctypes.c_void_p]
     elif name == "step":
         found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    elif name == "sketch":
+        found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 3]
     elif name == "pack":
         found.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     return found

@@ -36,8 +36,11 @@ struct Arguments {
     int64_t cell, scorer, weighting, dense, incorporation;
     // How many threads there may be, and whether they share products.
     int64_t threads, shared;
-    // For a step of a stream: entries of an input; whether weights are as they are and not packed.
-    int64_t input_size, unpacked;
+    // Entries of an input, where the gates are made here; for a step of a stream, whether weights are as they are and
+    // not packed; whether buffers that only the backward reads have all steps.
+    int64_t input_size, unpacked, saves;
+    // Of the sketch of a stream's keys: room for so many slots, and the slot that they begin at.
+    int64_t sketch_slots, sketch_begin;
     // Of a bounded macrostate: its bound, or 0, the rule of forgetting, how many microstates a row of `live` has room
     // for, and how many there are before the first step.
     int64_t max_memory, forget, places, remembered;
@@ -47,23 +50,26 @@ struct Arguments {
     // Gains of the layer norm of the two products, the bias of the input's, gain and bias of that of c; the mask of
     // recurrent dropout, [row, n]. Null without these options.
     const void *norm_ih, *norm_hh, *b_input, *norm_c_weight, *norm_c_bias, *h_mask;
-    // Forward: gates come in as the input's part and go out as activations.
+    // The inputs [time, row, input_size], with weights and bias, from which the input's part of the gates is made; null
+    // where it is in `gates`.
+    const void *x, *w_x, *b_x;
+    // Forward: gates come in as the input's part, if not made here, and go out as activations.
     void *store, *c, *gates, *hidden_new, *h_hat, *query, *keys, *weights, *norms, *summary, *mapped;
     void *key_scale, *query_scale, *scores;
     void *x_normed, *x_scale, *h_normed, *h_scale;
     int32_t *selected;
     const int32_t *turn_rates;  // of the entries of keys and queries; see sab/parts/scorers.py
     const int64_t *lengths;  // of the rows; null where none ends early
-    // Scratch of both passes, a row of it for each row of the batch.
-    void *hidden_gates, *joined, *dh, *chain, *dh_hat, *masked;
-    // Backward; dstore, dkeys, dsummary and dweights come in as the gradients from outside.
+    // Scratch of both passes, a row of it for each row of the batch; dsummary_now is of one step's summaries.
+    void *hidden_gates, *joined, *dh, *chain, *dh_hat, *masked, *dsummary_now;
+    // Backward; dstore, dkeys, dsummary and dweights come in as the gradients from outside, dsummary null for zeros.
     void *dstore, *dc, *dcells, *dgates, *dhidden, *dquery, *dkeys, *dsummary, *dweights, *dincorporated, *dv;
     void *dnorm_ih, *dnorm_hh, *db_ih, *db_hh, *dnorm_c_weight, *dnorm_c_bias;
-    // A step of a stream, null elsewhere: the inputs, from which the gates are made here, and the memory, [row, slot, n]
-    // with room for `slots` of them, as `keys` and the numbers are.
-    const void *x, *w_x, *b_x;
+    // A step of a stream, null elsewhere: the memory, [row, slot, n] with room for `slots` of them, as `keys` and the
+    // numbers are.
     void *microstates;
     int64_t *numbers;
+    void *sketch_codes, *sketch_scales, *sketch_facts;  // of its keys; null without
     // Of a bounded macrostate, [row, places]: the slots of what it holds, oldest first, and counts of reads, or null.
     int32_t *live;
     int64_t *reads;
@@ -106,6 +112,18 @@ template <typename T> class Turns {
         }
     }
 };
+
+// How many slots there must be for a sketch of the keys to be worth its making; more than any number where there is none.
+template <typename T> int64_t fewest_sketched(const Arguments &a) {
+    bool is_product = a.k_top > 0 && visit(Scorers{}, a.scorer, [&](auto scorer) {
+        if constexpr (scorer.query_cancels)
+            return false;
+        else
+            return scorer.is_product;
+    });
+    bool is_sketched = is_product && !a.dense && a.max_memory == 0 && a.key_size <= Sketch<T>::LARGEST;
+    return is_sketched ? Sketch<T>::FEWEST : std::numeric_limits<int64_t>::max();
+}
 
 constexpr int64_t GROUP = 8;  // rows that a thread takes through all steps at a time
 
@@ -152,19 +170,27 @@ template <typename T> class Pass {
                     best[row].insert(*key(a.keys, first + row, slot), slot);
                 }
             }
-        if (sketches_keys()) {
-            selector.sketch(rows, d);
+        Sketches<T> &sketches = selector.sketches;
+        if (a.sketch_codes != nullptr) {
+            sketches.view(a.sketch_codes, a.sketch_scales, a.sketch_facts, first, a.sketch_slots, d, a.sketch_begin);
+        } else if (a.steps >= 8 && schedule.slots_at(a.steps) >= fewest_sketched<T>(a)) {
+            // Not in a call of few steps, which would sketch an old memory for little.
+            sketches.resize(rows, schedule.slots_at(a.steps), d);
             for (int64_t row = 0; row < rows; row++)
-                for (int64_t slot = 0; slot < a.first_slots; slot++) selector.add(row, slot, key(a.keys, first + row, slot));
+                for (int64_t slot = 0; slot < a.first_slots; slot++) sketches.add(row, slot, key(a.keys, first + row, slot));
         }
-        if (a.x != nullptr) input_forward();
+        for (int64_t row = first; a.key_scale != nullptr && row < first + rows; row++)
+            std::fill(&key_scale(row, 0), &key_scale(row, 0) + a.first_slots, T(0));
         for (int64_t t = 0; t < a.steps; t++) {
+            if (a.x != nullptr) input_forward(t);
             product(gate_size, n, entering(t), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
             int64_t slot = schedule.slots_at(t), used = used_at(t);
             T *h_new = hidden(a.store, t, first);
             if (used == 0) {
-                memcpy(h_new, at(a.h_hat, t, first, n), rows * n * sizeof(T));
+                memcpy(h_new, of_step(a.h_hat, t, first, n), rows * n * sizeof(T));
+                if (a.k_top > 0)
+                    for (int64_t row = first; row < first + rows; row++) read_nothing(t, row);
             } else {
                 if (!query_cancels) query_forward(t);
                 for (int64_t row = 0; row < rows; row++)
@@ -185,7 +211,8 @@ template <typename T> class Pass {
                         remember(t, first + row, slot, used, query_cancels ? &best[row] : nullptr);
                 else if (query_cancels)
                     for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, slot), slot);
-                for (int64_t row = 0; row < rows; row++) selector.add(row, slot, key(a.keys, first + row, slot));
+                if (!sketches.empty())
+                    for (int64_t row = 0; row < rows; row++) sketches.add(row, slot, key(a.keys, first + row, slot));
             }
         }
     }
@@ -203,6 +230,8 @@ template <typename T> class Pass {
             if (schedule.keeps(t)) keep_backward(t, schedule.slots_at(t), dh);
             if (used == 0) {
                 memcpy(dh_hat, dh, rows * n * sizeof(T));
+                if (a.dquery != nullptr) std::fill_n(at(a.dquery, t, first, d), rows * d, T(0));
+                if (a.dincorporated != nullptr) std::fill_n(at(a.dincorporated, t, first, n), rows * n, T(0));
             } else {
                 incorporate_backward(t, dh, dh_hat);
                 for (int64_t row = 0; row < rows; row++) read_backward(t, first + row, used, dh_hat + row * n);
@@ -233,6 +262,8 @@ template <typename T> class Pass {
     T *at(void *base, int64_t time, int64_t row, int64_t size) const {
         return base == nullptr ? nullptr : static_cast<T *>(base) + (time * a.batch + row) * size;
     }
+    // The same where only a backward needs more than one step: without one, all steps have the same memory.
+    T *of_step(void *base, int64_t t, int64_t row, int64_t size) const { return at(base, a.saves ? t : 0, row, size); }
     // A row of the hidden states, or of their gradients, after step t.
     T *hidden(void *base, int64_t t, int64_t row) const { return at(base, schedule.stored(t), row, n); }
     T *key(void *base, int64_t row, int64_t slot) const { return static_cast<T *>(base) + (row * a.slots + slot) * d; }
@@ -262,23 +293,15 @@ template <typename T> class Pass {
     }
     // Of a scorer that normalises: 1 / the length of W_m m, and what the terms of a score are multiplied with.
     T &key_scale(int64_t row, int64_t slot) const { return static_cast<T *>(a.key_scale)[row * a.slots + slot]; }
-    T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *at(a.query_scale, t, row, 1); }
+    T score_scale(int64_t t, int64_t row) const { return std::sqrt(T(d)) * *of_step(a.query_scale, t, row, 1); }
 
     // What the inner products of keys with are scores, in `scratch`.
     void scaled_query(int64_t t, int64_t row) {
-        const T *query = at(a.query, t, row, d), *v = weight(a.v), scale = score_scale(t, row);
-        for (int64_t j = 0; j < d; j++) scratch[j] = scale * v[j] * query[j];
+        const T *query = of_step(a.query, t, row, d), *v = weight(a.v), scale = score_scale(t, row);
+        T *out = scratch.data();
+#pragma omp simd
+        for (int64_t j = 0; j < d; j++) out[j] = scale * v[j] * query[j];
         turns.turn(t, scratch.data(), T(1));
-    }
-    // Whether rough scores are worth their making: not in a call of few steps, which would make those of an old memory.
-    bool sketches_keys() const {
-        if (a.k_top == 0 || a.max_memory > 0 || a.dense || schedule.slots_at(a.steps) < Sketch<T>::FEWEST || a.steps < 8) return false;
-        return visit(Scorers{}, a.scorer, [&](auto scorer) {
-            if constexpr (scorer.query_cancels)
-                return false;
-            else
-                return scorer.is_product && d <= Sketch<T>::LARGEST;
-        });
     }
     const T *weight(const void *pointer) const { return static_cast<const T *>(pointer); }
     // Past its end a row is all zeros, so that nothing grows there that a gradient of 0 would be multiplied with.
@@ -309,12 +332,14 @@ template <typename T> class Pass {
         meet();
     }
 
-    // The inputs' part of the gates, in a step of a stream.
-    void input_forward() const {
-        product(gate_size, a.input_size, weight(a.x), a.input_size, a.w_x, at(a.gates, 0, 0, gate_size), gate_size, false);
-        for (int64_t row = first; row < first + rows; row++) {
-            add_scaled(at(a.gates, 0, row, gate_size), T(1), weight(a.b_x), gate_size);
-            if (!splits_gates) add_scaled(at(a.gates, 0, row, gate_size), T(1), weight(a.b_hidden), gate_size);
+    // The inputs' part of the gates, with all biases that can be added to it.
+    void input_forward(int64_t t) const {
+        T *gates = of_step(a.gates, t, 0, gate_size);
+        bool has_bias = a.norm_ih == nullptr;  // with layer norm they come after it
+        product(gate_size, a.input_size, weight(a.x) + t * a.batch * a.input_size, a.input_size, a.w_x, gates, gate_size, false);
+        for (int64_t row = first; has_bias && row < first + rows; row++) {
+            if (a.b_x != nullptr) add_scaled(gates + row * gate_size, T(1), weight(a.b_x), gate_size);
+            if (!splits_gates) add_scaled(gates + row * gate_size, T(1), weight(a.b_hidden), gate_size);
         }
     }
 
@@ -350,8 +375,6 @@ template <typename T> class Pass {
     // The gradients of the products, in the place of those of their layer norms.
     void normalise_gates_backward(int64_t t, int64_t row, T *dgates, T *dh_gates) const {
         if (!splits_gates) memcpy(dh_gates, dgates, gate_size * sizeof(T));
-        add_scaled(at(a.db_ih, 0, row, gate_size), T(1), dgates, gate_size);
-        if (splits_gates) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), dh_gates, gate_size);
         normalise_backward(dgates, at(a.x_normed, t, row, gate_size), weight(a.norm_ih), *at(a.x_scale, t, row, 1),
                            at(a.dnorm_ih, 0, row, gate_size), gate_size);
         normalise_backward(dh_gates, at(a.h_normed, t, row, gate_size), weight(a.norm_hh), *at(a.h_scale, t, row, 1),
@@ -360,14 +383,14 @@ template <typename T> class Pass {
 
     void cell_forward(int64_t t, int64_t row, T *h_gates) const {
         CellForward<T> s{n,
-                         at(a.gates, t, row, gate_size),
+                         of_step(a.gates, t, row, gate_size),
                          h_gates,
                          weight(a.b_hidden),
                          hidden(a.store, t - 1, row),
                          at(a.c, t, row, n),
                          at(a.c, t + 1, row, n),
-                         at(a.hidden_new, t, row, n),
-                         at(a.h_hat, t, row, n),
+                         of_step(a.hidden_new, t, row, n),
+                         of_step(a.h_hat, t, row, n),
                          weight(a.norm_c_weight),
                          weight(a.norm_c_bias)};
         if (a.norm_ih != nullptr) normalise_gates(t, row, s.gates, h_gates);
@@ -379,11 +402,11 @@ template <typename T> class Pass {
 
     void cell_backward(int64_t t, int64_t row, const T *dh_hat, T *chain) {
         CellBackward<T> s{n,
-                          at(a.gates, t, row, gate_size),
+                          of_step(a.gates, t, row, gate_size),
                           hidden(a.store, t - 1, row),
                           at(a.c, t, row, n),
                           at(a.c, t + 1, row, n),
-                          at(a.hidden_new, t, row, n),
+                          of_step(a.hidden_new, t, row, n),
                           dh_hat,
                           at(a.dc, 0, row, n),
                           at(a.dgates, t, row, gate_size),
@@ -397,25 +420,42 @@ template <typename T> class Pass {
                           dread.data()};
         if (a.dcells != nullptr) add_scaled(s.dc, T(1), at(a.dcells, t, row, n), n);
         visit(Cells{}, a.cell, [&](auto cell) { cell.backward(s); });
+        if (a.db_ih != nullptr) add_scaled(at(a.db_ih, 0, row, gate_size), T(1), s.dgates, gate_size);
+        if (a.db_hh != nullptr) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), s.dh_gates, gate_size);
         if (a.norm_ih != nullptr) normalise_gates_backward(t, row, s.dgates, s.dh_gates);
     }
 
     // The queries of a step, where they are vectors.
     void query_forward(int64_t t) const {
-        product(d, n, at(a.h_hat, t, 0, n), n, a.w_query, at(a.query, t, 0, d), d, false);
+        product(d, n, of_step(a.h_hat, t, 0, n), n, a.w_query, of_step(a.query, t, 0, d), d, false);
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (!scorer.query_cancels)
                 for (int64_t row = first; row < first + rows; row++) {
-                    T *query = at(a.query, t, row, d);
+                    T *query = of_step(a.query, t, row, d);
                     scorer.finish_query(query, weight(a.scorer_bias), d);
-                    if constexpr (scorer.normalises) *at(a.query_scale, t, row, 1) = inverse_length(query, d);
+                    if constexpr (scorer.normalises) *of_step(a.query_scale, t, row, 1) = inverse_length(query, d);
                 }
         });
     }
 
+    // Fills the buffers of a row that reads nothing. What no step needs is not left to chance: the same inputs give the
+    // same outputs to the last bit.
+    void read_nothing(int64_t t, int64_t row) const {
+        std::fill_n(a.selected + (t * a.batch + row) * a.k_top, a.k_top, -1);
+        auto clear = [](T *buffer, int64_t size) {
+            if (buffer != nullptr) std::fill_n(buffer, size, T(0));
+        };
+        clear(at(a.weights, t, row, a.k_top), a.k_top);
+        clear(at(a.summary, t, row, n), n);
+        clear(of_step(a.scores, t, row, a.k_top), a.k_top);
+        clear(of_step(a.norms, t, row, 1), 1);
+        clear(of_step(a.query_scale, t, row, 1), 1);
+        clear(of_step(a.query, t, row, d), d);
+    }
+
     // Selects, weighs and sums up what one row reads; `best` is its selection if the query cancels.
     void read_forward(int64_t t, int64_t row, int64_t used, const Best<T> *best) {
-        if (ended(t, row)) return;  // before the pass the buffers are filled as for steps without a read
+        if (ended(t, row)) return read_nothing(t, row);
         int64_t k = std::min(a.k_top, used);
         int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n), *scores = selector.scores.data();
@@ -423,12 +463,12 @@ template <typename T> class Pass {
         auto slot_of = [&](int64_t i) { return a.max_memory > 0 ? int64_t(held.slots[i]) : i; };
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (scorer.query_cancels) {
-                T query = scorer.project(weight(a.w_query), at(a.h_hat, t, row, n), n);
+                T query = scorer.project(weight(a.w_query), of_step(a.h_hat, t, row, n), n);
                 if (a.dense)
                     for (int64_t i = 0; i < used; i++) scores[i] = *key(a.keys, row, slot_of(i)) + query;
                 for (int64_t i = 0; i < k; i++) selected[i] = best->slots[i], weights[i] = best->scores[i] + query;
             } else {
-                const T *query = at(a.query, t, row, d), *v = weight(a.v);
+                const T *query = of_step(a.query, t, row, d), *v = weight(a.v);
                 if constexpr (scorer.normalises) scaled_query(t, row), query = scratch.data();
                 Best<T> found{a.k_top, weights, selected};
                 if constexpr (scorer.is_product) {
@@ -441,12 +481,17 @@ template <typename T> class Pass {
                     selector.select(used, found, a.dense);
                 }
                 for (int64_t i = 0; i < k; i++) selected[i] = static_cast<int32_t>(slot_of(selected[i]));
-                if constexpr (scorer.normalises) memcpy(at(a.scores, t, row, a.k_top), weights, k * sizeof(T));
+                if constexpr (scorer.normalises) {
+                    T *of_selected = of_step(a.scores, t, row, a.k_top);
+                    memcpy(of_selected, weights, k * sizeof(T));
+                    std::fill(of_selected + k, of_selected + a.k_top, T(0));
+                }
             }
         });
         if (a.max_memory > 0)
             for (int64_t i = 0; i < k; i++) held.count(selected[i]);
-        Weighed<T> s{weights, k, a.dense ? scores : nullptr, used, at(a.norms, t, row, 1)};
+        for (int64_t i = k; i < a.k_top; i++) weights[i] = 0, selected[i] = -1;
+        Weighed<T> s{weights, k, a.dense ? scores : nullptr, used, of_step(a.norms, t, row, 1)};
         visit(Weightings{}, a.weighting, [&](auto weighting) { weighting.forward(s); });
         memset(summary, 0, n * sizeof(T));
         if (a.dense)
@@ -458,20 +503,29 @@ template <typename T> class Pass {
     }
 
     void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) {
-        if (ended(t, row)) return;
+        if (ended(t, row)) {
+            std::fill_n(at(a.dquery, t, row, d), d, T(0));
+            return;
+        }
         int64_t k = std::min(a.k_top, used);
         const int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
-        const T *weights = at(a.weights, t, row, a.k_top), *ds = at(a.dsummary, t, row, n);
+        const T *weights = at(a.weights, t, row, a.k_top), *ds = at(a.dsummary_now, 0, row, n);
         T *da = at(a.dweights, t, row, a.k_top);  // comes in as the gradient from outside
         T inner = dot(ds, at(a.summary, t, row, n), n);
         for (int64_t i = 0; i < k; i++) inner += weights[i] * da[i];
         for (int64_t i = 0; i < k; i++) {
             int64_t m = schedule.microstate(selected[i]);
-            da[i] += dot(ds, at(a.store, m, row, n), n);
-            add_scaled(at(a.dstore, m, row, n), weights[i], ds, n);
+            const T *microstate = at(a.store, m, row, n);
+            T *dmicrostate = at(a.dstore, m, row, n), along = 0, share = weights[i];
+#pragma omp simd reduction(+ : along)
+            for (int64_t j = 0; j < n; j++) {
+                along += ds[j] * microstate[j];
+                dmicrostate[j] += share * ds[j];
+            }
+            da[i] += along;
         }
         visit(Weightings{}, a.weighting,
-              [&](auto weighting) { weighting.backward(da, weights, k, inner, at(a.norms, t, row, 1)); });
+              [&](auto weighting) { weighting.backward(da, weights, k, inner, of_step(a.norms, t, row, 1)); });
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             T *dquery = at(a.dquery, t, row, d);
             if constexpr (scorer.query_cancels) {
@@ -481,14 +535,14 @@ template <typename T> class Pass {
                     sum += da[i];
                 }
                 *dquery = sum;
-                scorer.project_backward(sum, weight(a.w_query), at(a.h_hat, t, row, n), dh_hat, n);
+                scorer.project_backward(sum, weight(a.w_query), of_step(a.h_hat, t, row, n), dh_hat, n);
             } else {
                 memset(dquery, 0, d * sizeof(T));
                 if constexpr (scorer.normalises)
                     normalised_backward(t, row, k, selected, da, dquery);
                 else
                     for (int64_t i = 0; i < k; i++)
-                        scorer.score_backward(da[i], key(a.keys, row, selected[i]), at(a.query, t, row, d), weight(a.v),
+                        scorer.score_backward(da[i], key(a.keys, row, selected[i]), of_step(a.query, t, row, d), weight(a.v),
                                               key(a.dkeys, row, selected[i]), dquery, at(a.dv, 0, row, d), d);
             }
         });
@@ -497,29 +551,36 @@ template <typename T> class Pass {
     // The same where keys and query have length 1 and are turned: the gradients of the products that they were made
     // from, those of the keys still turned (`keep_backward` turns them back). A key from before the pass came as it is.
     void normalised_backward(int64_t t, int64_t row, int64_t k, const int32_t *selected, const T *da, T *dquery) {
-        const T *query = at(a.query, t, row, d), *scores = at(a.scores, t, row, a.k_top), *v = weight(a.v);
-        T *dv = at(a.dv, 0, row, d), scale = score_scale(t, row), inverse = *at(a.query_scale, t, row, 1), sum = 0;
+        const T *query = of_step(a.query, t, row, d), *scores = of_step(a.scores, t, row, a.k_top), *v = weight(a.v);
+        T *dv = at(a.dv, 0, row, d), scale = score_scale(t, row), inverse = *of_step(a.query_scale, t, row, 1), sum = 0;
         scaled_query(t, row);
         std::fill(total.begin(), total.end(), T(0));
         for (int64_t i = 0; i < k; i++) {
             const T *own = key(a.keys, row, selected[i]);
             bool is_new = selected[i] >= a.first_slots;
             T along = da[i] * scores[i], factor = is_new ? key_scale(row, selected[i]) : T(1);
-            T *dkey = key(a.dkeys, row, selected[i]);
-            add_scaled(dkey, factor * da[i], scratch.data(), d);
-            if (is_new) add_scaled(dkey, -factor * along, own, d);
-            add_scaled(total.data(), scale * da[i], own, d);
+            T of_query = factor * da[i], of_own = is_new ? factor * along : T(0), of_total = scale * da[i];
+            T *dkey = key(a.dkeys, row, selected[i]), *whole = total.data();
+            const T *turned = scratch.data();
+#pragma omp simd
+            for (int64_t j = 0; j < d; j++) {
+                dkey[j] += of_query * turned[j] - of_own * own[j];
+                whole[j] += of_total * own[j];
+            }
             sum += along;
         }
         turns.turn(t, total.data(), T(-1));
+        const T *whole = total.data();
+        T of_query = sum * inverse * inverse;
+#pragma omp simd
         for (int64_t j = 0; j < d; j++) {
-            dquery[j] = v[j] * total[j] - sum * inverse * inverse * query[j];
-            dv[j] += query[j] * total[j];
+            dquery[j] = v[j] * whole[j] - of_query * query[j];
+            dv[j] += query[j] * whole[j];
         }
     }
 
     void incorporate_forward(int64_t t) const {
-        const T *h_hat = at(a.h_hat, t, first, n), *summary = at(a.summary, t, first, n);
+        const T *h_hat = of_step(a.h_hat, t, first, n), *summary = at(a.summary, t, first, n);
         auto linear = [&](T *out) {
             for (int64_t row = 0; row < rows; row++) {
                 T *joined = at(a.joined, 0, first + row, 2 * n);
@@ -529,12 +590,16 @@ template <typename T> class Pass {
             product(n, 2 * n, at(a.joined, 0, 0, 2 * n), 2 * n, a.w_incorporate, out - first * n, n, false);
             for (int64_t row = 0; row < rows; row++) add_scaled(out + row * n, T(1), weight(a.b_incorporate), n);
         };
-        IncorporationForward<T> s{rows * n, h_hat, summary, hidden(a.store, t, first), at(a.mapped, t, first, n)};
+        IncorporationForward<T> s{rows * n, h_hat, summary, hidden(a.store, t, first), of_step(a.mapped, t, first, n)};
         visit(Incorporations{}, a.incorporation, [&](auto incorporation) { incorporation.forward(s, linear); });
     }
 
     void incorporate_backward(int64_t t, const T *dh, T *dh_hat) const {
-        T *dsummary = at(a.dsummary, t, first, n);
+        T *dsummary = at(a.dsummary_now, 0, first, n);
+        if (a.dsummary == nullptr)
+            memset(dsummary, 0, rows * n * sizeof(T));
+        else
+            memcpy(dsummary, at(a.dsummary, t, first, n), rows * n * sizeof(T));
         auto linear_backward = [&]() {
             product(2 * n, n, at(a.dincorporated, t, 0, n), n, a.w_incorporate_back, at(a.joined, 0, 0, 2 * n), 2 * n,
                     false);
@@ -544,8 +609,8 @@ template <typename T> class Pass {
                 add_scaled(dsummary + row * n, T(1), djoined + n, n);
             }
         };
-        IncorporationBackward<T> s{rows * n, at(a.h_hat, t, first, n), at(a.summary, t, first, n),
-                                   at(a.mapped, t, first, n), dh, dh_hat, dsummary, at(a.dincorporated, t, first, n)};
+        IncorporationBackward<T> s{rows * n, of_step(a.h_hat, t, first, n), at(a.summary, t, first, n),
+                                   of_step(a.mapped, t, first, n), dh, dh_hat, dsummary, at(a.dincorporated, t, first, n)};
         visit(Incorporations{}, a.incorporation,
               [&](auto incorporation) { incorporation.backward(s, linear_backward); });
     }
@@ -559,8 +624,10 @@ template <typename T> class Pass {
                     for (int64_t row = first; row < first + rows; row++) {
                         T scale = inverse_length(key(a.keys, row, slot), d);
                         if (a.key_scale != nullptr) key_scale(row, slot) = scale;
-                        for (int64_t j = 0; j < d; j++) key(a.keys, row, slot)[j] *= scale;
-                        turns.turn(t, key(a.keys, row, slot), T(1));
+                        T *made = key(a.keys, row, slot);
+#pragma omp simd
+                        for (int64_t j = 0; j < d; j++) made[j] *= scale;
+                        turns.turn(t, made, T(1));
                     }
             });
         }
@@ -620,6 +687,9 @@ struct Step {
     int64_t *numbers;
     int32_t *live;
     int64_t *reads;
+    // The sketch of the buffer that the keys are in, null without; they begin at its slot `begin`.
+    void *sketch_codes, *sketch_scales, *sketch_facts;
+    int64_t begin;
 };
 
 // One step of a stream: a pass of one step without a backward, with buffers of its own, after which the memory has the
@@ -637,6 +707,8 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     a.k_top = std::min(a.k_top, s.slots + 1);  // there are never more; one at least, without which there is no memory
     a.x = s.x, a.microstates = s.microstates, a.keys = s.keys, a.numbers = s.numbers;
     a.places = a.max_memory, a.remembered = s.remembered, a.live = s.live, a.reads = s.reads;
+    a.sketch_codes = s.sketch_codes, a.sketch_scales = s.sketch_scales, a.sketch_facts = s.sketch_facts;
+    a.sketch_slots = s.capacity, a.sketch_begin = s.begin;
     int64_t n = a.n, gate_size = n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; });
     int64_t state_size = s.batch * n;
     static thread_local std::vector<T> buffers;
@@ -680,10 +752,19 @@ template <typename T>
 int64_t select(const T *keys, const T *query, int64_t used, int64_t d, int64_t k_top, bool sketched, T *scores,
                int32_t *slots) {
     Selector<T> selector(used);
-    if (sketched) selector.sketch(1, d);
-    for (int64_t slot = 0; slot < used; slot++) selector.add(0, slot, keys + slot * d);
+    if (sketched) selector.sketches.resize(1, used, d);
+    for (int64_t slot = 0; sketched && slot < used; slot++) selector.sketches.add(0, slot, keys + slot * d);
     Best<T> best{k_top, scores, slots};
     return selector.select_by_product(0, keys, query, used, d, best, false);
+}
+
+// Sketches the first keys of a buffer [row, slot, d] with room for so many slots.
+template <typename T>
+void sketch(const T *keys, int64_t rows, int64_t used, int64_t slots, int64_t d, void *codes, void *scales, void *facts) {
+    Sketches<T> sketches;
+    sketches.view(codes, scales, facts, 0, slots, d, 0);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t slot = 0; slot < used; slot++) sketches.add(row, slot, keys + (row * slots + slot) * d);
 }
 
 #define EXPORT(TYPE)                                                                                                   \
@@ -693,6 +774,11 @@ int64_t select(const T *keys, const T *query, int64_t used, int64_t d, int64_t k
     }                                                                                                                  \
     extern "C" int64_t sab_forward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, true); }          \
     extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }         \
+    extern "C" int64_t sab_fewest_sketched_##TYPE(const Arguments *layer) { return fewest_sketched<TYPE>(*layer); }     \
+    extern "C" void sab_sketch_##TYPE(const TYPE *keys, int64_t rows, int64_t used, int64_t slots, int64_t d,            \
+                                      void *codes, void *scales, void *facts) {                                       \
+        sketch(keys, rows, used, slots, d, codes, scales, facts);                                                      \
+    }                                                                                                                  \
     extern "C" int64_t sab_select_##TYPE(const TYPE *keys, const TYPE *query, int64_t used, int64_t d, int64_t k_top,      \
                                          bool sketched, TYPE *scores, int32_t *slots) {                                \
         return select(keys, query, used, d, k_top, sketched, scores, slots);                                          \

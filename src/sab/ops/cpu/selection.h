@@ -32,15 +32,16 @@ template <typename T> struct Best {
 // The slots of scores that may be among the highest, in their order: few of many, without a branch for each.
 class Candidates {
   public:
-    static constexpr int64_t GROUPS = 16, MOST = 256;
-    int32_t slots[MOST + GROUPS];
+    static constexpr int64_t GROUPS = 16;
+    std::vector<int32_t> slots;
     int64_t count = 0;
 
     // Takes the slots of all scores that are at most `slack` below a number which the k_top-th highest score reaches: the
     // k_top-th of the highest ones of 16 groups. If there are few, it takes all. Returns false where this does not work:
-    // there are too many candidates, or fewer groups than k_top, or NaN, which has no order.
+    // more than half are candidates, or there are fewer groups than k_top, or NaN, which has no order.
     template <typename T> bool find(const T *scores, int64_t total, int64_t k_top, T slack) {
         int is_nan = 0;
+        if (static_cast<int64_t>(slots.size()) < total + GROUPS) slots.resize(2 * total + GROUPS);
         if (total <= 2 * GROUPS) {
             for (int64_t j = 0; j < total; j++) slots[j] = static_cast<int32_t>(j), is_nan |= scores[j] != scores[j];
             count = total;
@@ -76,7 +77,7 @@ class Candidates {
                 for (int64_t j = 0; j < GROUPS; j++) hits |= scores[slot + j] >= least;
                 if (!hits) continue;
             }
-            if (count > MOST - GROUPS) return false;
+            if (count > total / 2) return false;
             for (int64_t j = slot; j < end; j++) {
                 slots[count] = static_cast<int32_t>(j);
                 count += scores[j] >= least;
@@ -122,18 +123,12 @@ class Candidates {
 // Selects for the rows of a pass, one at a time.
 template <typename T> class Selector {
     Candidates candidates;
-    Sketches<T> sketches;
 
   public:
+    Sketches<T> sketches;  // empty unless it is given room: then keys are to be added
     std::vector<T> scores;  // of all slots of the present row; `select` may change them unless it is told to keep them
 
     explicit Selector(int64_t slots) : scores(slots) {}
-
-    // From now on keys are sketched as they are added, and rows with a long memory are selected by sketch.
-    void sketch(int64_t rows, int64_t d) { sketches.resize(rows, scores.size(), d); }
-    void add(int64_t row, int64_t slot, const T *key) {
-        if (!sketches.empty()) sketches[row].add(slot, key);
-    }
 
     // By the scores of the first `used` slots.
     void select(int64_t used, Best<T> &best, bool keeps_scores) {
@@ -169,8 +164,8 @@ template <typename T> class Selector {
     // score of at most twice the error less.
     bool find_by_sketch(int64_t row, const T *query, int64_t used, int64_t k_top) {
         if (sketches.empty() || used < Sketch<T>::FEWEST) return false;
-        float error = sketches[row].score(query, used, sketches.scores());
-        if (!(error < std::numeric_limits<float>::max())) return false;
-        return candidates.find(sketches.scores(), used, k_top, 2 * error);
+        float error;
+        const float *rough = sketches.score(row, query, used, error);
+        return error < std::numeric_limits<float>::max() && candidates.find(rough, used, k_top, 2 * error);
     }
 };

@@ -12,20 +12,22 @@
 
 #include "products.h"
 
-// Its codes, in blocks of KEYS keys, [block, entry, key], the scales of the keys and the facts lie where they are given.
+// Its codes, in blocks of KEYS keys, [block, pair of entries, key], the scales of the keys and the facts lie where they are given.
 template <typename T> class Sketch {
   public:
-    static constexpr int64_t KEYS = 64, CHUNK = 32;
-    // Entries of a key at most: the error grows with them, until rough scores leave too many keys. Slots at least:
-    // below, and without long vectors far longer, scoring all keys takes no more time.
-    static constexpr int64_t LARGEST = 256, FEWEST = VECTOR_BYTES > 16 ? 128 : 2048;
+    static constexpr int64_t KEYS = 64, CHUNK = 16;
+    // Entries of a key at most: the error grows with them, until rough scores leave too many keys. Slots at
+    // least: below, scoring all keys takes no more time.
+    static constexpr int64_t LARGEST = 256, FEWEST = VECTOR_BYTES > 16 ? 128 : 256;
     // What is known of all keys together.
     struct Facts {
         float residual = 0, length = 0;  // the longest difference of a key from its code, and the longest key
         float chunk = 0;                 // the longest piece of CHUNK entries of a key's codes
     };
 
-    Sketch(int8_t *codes, float *scales, Facts *facts, int64_t d) : codes(codes), scales(scales), facts(facts), d(d) {}
+    static int64_t pairs(int64_t d) { return (d + 1) / 2; }  // of a key's entries; the last one may lack its second
+
+    Sketch(uint16_t *codes, float *scales, Facts *facts, int64_t d) : codes(codes), scales(scales), facts(facts), d(d) {}
 
     // Entry j of a key is about its code times the key's scale.
     void add(int64_t slot, const T *key) {
@@ -37,11 +39,11 @@ template <typename T> class Sketch {
         }
         bool is_finite = square < 1e30f;
         float scale = is_finite ? largest / 127 : 0.0f, inverse = scale > 1e-30f ? 1 / scale : 0.0f;
-        int8_t *to = codes + slot / KEYS * KEYS * d + slot % KEYS;
+        uint16_t *to = codes + slot / KEYS * KEYS * pairs(d) + slot % KEYS;
         scales[slot] = scale;
         if (!is_finite) {
             facts->length = std::numeric_limits<float>::infinity();
-            for (int64_t j = 0; j < d; j++) to[j * KEYS] = 0;
+            for (int64_t pair = 0; pair < pairs(d); pair++) to[pair * KEYS] = 128;
             return;
         }
         for (int64_t from = 0; from < d; from += CHUNK) {
@@ -49,7 +51,8 @@ template <typename T> class Sketch {
             for (int64_t j = from; j < std::min(from + CHUNK, d); j++) {
                 float code = std::min(std::max(std::nearbyint(static_cast<float>(key[j]) * inverse), -127.0f), 127.0f);
                 float rest = static_cast<float>(key[j] - T(code * scale));
-                to[j * KEYS] = static_cast<int8_t>(code);
+                uint16_t &pair = to[j / 2 * KEYS];
+                pair = static_cast<uint16_t>(j % 2 == 0 ? int(code) + 128 : pair + 256 * int(code));
                 residual += rest * rest;
                 chunk += code * code;
             }
@@ -59,10 +62,10 @@ template <typename T> class Sketch {
         facts->residual = std::max(facts->residual, std::sqrt(residual));
     }
 
-    // Makes the rough scores of slots 0 to `count` - 1, and returns by how much one may be wrong: more than any number
-    // where keys or query are not finite. `out` has room for whole blocks.
-    float score(const T *query, int64_t count, float *out) const {
-        uint16_t query_codes[LARGEST];
+    // Makes the rough scores of the slots up to `end`, in blocks from that of `begin` on, and returns by how much one may be
+    // wrong: more than any number where keys or query are not finite. `out` has room for whole blocks.
+    float score(const T *query, int64_t begin, int64_t end, float *out) const {
+        uint16_t query_codes[LARGEST + 1] = {};
         float largest_chunk = 0, square = 0;
         for (int64_t from = 0; from < d; from += CHUNK) {
             float chunk = 0;
@@ -84,10 +87,10 @@ template <typename T> class Sketch {
             query_codes[j] = static_cast<uint16_t>(static_cast<int16_t>(code));
             wrong += rest * rest;
         }
-        for (int64_t first = 0; first < count; first += KEYS) {
-            block(codes + first * d, query_codes, out + first);
+        for (int64_t first = begin / KEYS * KEYS; first < end; first += KEYS, out += KEYS) {
+            block(codes + first * pairs(d), query_codes, out);
 #pragma omp simd
-            for (int64_t i = first; i < first + KEYS; i++) out[i] *= scales[i] * scale;
+            for (int64_t i = 0; i < KEYS; i++) out[i] *= scales[first + i] * scale;
         }
         float rounding = static_cast<float>(2 * d + 32) * std::numeric_limits<float>::epsilon();
         float error = facts->residual * length + (facts->length + facts->residual) * std::sqrt(wrong);
@@ -95,26 +98,32 @@ template <typename T> class Sketch {
     }
 
   private:
-    int8_t *codes;
+    uint16_t *codes;
     float *scales;
     Facts *facts;
     int64_t d;
 
-    // The inner products of a block of codes with the query's.
-    void block(const int8_t *codes, const uint16_t *query, float *out) const {
+    // The inner products of a block of codes with the query's. A pair of codes is the number x = 256 c1 + c0 + 128, so
+    // q0 c0 + q1 c1 = q0 x + (q1 - 256 q0) (x >> 8) - 128 q0. All of it wraps around at 16 bits, on the way to a total
+    // that fits.
+    void block(const uint16_t *pairs, const uint16_t *query, float *out) const {
         constexpr int lanes = VECTOR_BYTES / 2, vectors = KEYS / lanes;
-        // Unsigned, since sums may wrap around on the way to a total that fits.
         typedef uint16_t Sums __attribute__((vector_size(VECTOR_BYTES)));
-        typedef int16_t Wide __attribute__((vector_size(VECTOR_BYTES)));
-        typedef int8_t Codes __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
+        typedef int16_t Signed __attribute__((vector_size(VECTOR_BYTES)));
+        typedef uint16_t Pairs __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
         std::fill(out, out + KEYS, 0.0f);
         for (int64_t from = 0; from < d; from += CHUNK) {
-            Sums sums[vectors] = {};
-            for (int64_t j = from; j < std::min(from + CHUNK, d); j++, codes += KEYS) {
-                const Codes *some = reinterpret_cast<const Codes *>(codes);
+            int64_t end = std::min(from + CHUNK, d);
+            uint16_t offset = 0;
+            for (int64_t j = from; j < end; j += 2) offset -= 128 * query[j];
+            Sums sums[vectors];
 #pragma GCC unroll 8
-                for (int i = 0; i < vectors; i++)
-                    sums[i] += query[j] * (Sums)__builtin_convertvector(some[i], Wide);
+            for (int i = 0; i < vectors; i++) sums[i] = Sums{} + offset;
+            for (int64_t j = from; j < end; j += 2, pairs += KEYS) {
+                const Pairs *some = reinterpret_cast<const Pairs *>(pairs);
+                uint16_t first = query[j], second = query[j + 1] - 256 * first;
+#pragma GCC unroll 8
+                for (int i = 0; i < vectors; i++) sums[i] += first * some[i] + second * (Sums)((Signed)some[i] >> 8);
             }
             int16_t totals[KEYS];
             memcpy(totals, sums, sizeof totals);
@@ -124,20 +133,41 @@ template <typename T> class Sketch {
     }
 };
 
-// The sketches of several rows, with room for so many slots.
+// The sketches of several rows. A row's first key may be another than that of slot 0: `begin` counts those before it.
 template <typename T> class Sketches {
-    std::vector<int8_t> codes;
-    std::vector<float> scales, rough;
-    std::vector<typename Sketch<T>::Facts> facts;
-    int64_t room = 0, d = 0;
+    static constexpr int64_t KEYS = Sketch<T>::KEYS;
+    using Facts = typename Sketch<T>::Facts;
+    std::vector<uint16_t> own_codes;
+    std::vector<float> own_scales, rough;
+    std::vector<Facts> own_facts;
+    uint16_t *codes = nullptr;
+    float *scales = nullptr;
+    Facts *facts = nullptr;
+    int64_t room = 0, d = 0, begin = 0;
 
   public:
-    void resize(int64_t rows, int64_t slots, int64_t key_size) {
-        constexpr int64_t keys = Sketch<T>::KEYS;
-        room = (slots + keys - 1) / keys * keys, d = key_size;
-        codes.resize(rows * room * d), scales.resize(rows * room), rough.resize(room), facts.resize(rows);
+    // In memory from elsewhere, from some row of it on, with room for so many slots of each.
+    void view(void *its_codes, void *its_scales, void *its_facts, int64_t row, int64_t slots, int64_t key_size,
+              int64_t first) {
+        room = (slots + KEYS - 1) / KEYS * KEYS, d = key_size, begin = first;
+        codes = static_cast<uint16_t *>(its_codes) + row * room * Sketch<T>::pairs(d);
+        scales = static_cast<float *>(its_scales) + row * room;
+        facts = static_cast<Facts *>(its_facts) + row;
+        rough.resize(room);
     }
-    bool empty() const { return facts.empty(); }
-    float *scores() { return rough.data(); }  // of one row
-    Sketch<T> operator[](int64_t row) { return {&codes[row * room * d], &scales[row * room], &facts[row], d}; }
+    void resize(int64_t rows, int64_t slots, int64_t key_size) {
+        int64_t padded = (slots + KEYS - 1) / KEYS * KEYS;
+        own_codes.resize(rows * padded * Sketch<T>::pairs(key_size)), own_scales.resize(rows * padded), own_facts.resize(rows);
+        view(own_codes.data(), own_scales.data(), own_facts.data(), 0, slots, key_size, 0);
+    }
+    bool empty() const { return codes == nullptr; }
+    void add(int64_t row, int64_t slot, const T *key) const { of(row).add(begin + slot, key); }
+    // The rough scores of the first slots of a row, and by how much they may be wrong.
+    const float *score(int64_t row, const T *query, int64_t used, float &error) {
+        error = of(row).score(query, begin, begin + used, rough.data());
+        return rough.data() + begin % KEYS;
+    }
+
+  private:
+    Sketch<T> of(int64_t row) const { return {codes + row * room * Sketch<T>::pairs(d), scales + row * room, facts + row, d}; }
 };

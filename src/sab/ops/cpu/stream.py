@@ -27,7 +27,7 @@ from sab.config import MOST_STEPS, SABConfig
 from sab.ops import schedule
 from sab.ops.buffers import Weights
 from sab.ops.cpu import engine
-from sab.ops.cpu.arguments import Step
+from sab.ops.cpu.arguments import pack_step
 from sab.ops.plan import make_plan
 from sab.ops.types import LayerWeights
 from sab.parts.registry import CELLS
@@ -35,6 +35,8 @@ from sab.state import Memory, Pending, SABHidden
 
 FEWEST_SLOTS = 16
 """Room in the buffer of a new stream."""
+SKETCH_BLOCK = 64
+"""A sketch has room for a multiple of so many keys: `KEYS` of sketch.h."""
 PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
 """Types of tensors that are nothing but memory."""
 _making = Lock()
@@ -62,11 +64,20 @@ class Shape(NamedTuple):
 class Buffer:
     """Room for the microstates of a stream: [B, capacity, n], with their keys and numbers."""
 
-    __slots__ = ("capacity", "form", "lock", "parts", "pointers", "used")
+    __slots__ = ("capacity", "form", "lock", "parts", "pointers", "sketch", "sketch_pointers", "used")
 
-    def __init__(self, like: Tensor, batch: int, capacity: int, key_size: int, k_att: int):
+    def __init__(self, like: Tensor, batch: int, capacity: int, key_size: int, k_att: int, sketched: bool):
+        self.sketch: tuple[Tensor, ...] = ()
+        """Of the keys where the buffer is large, see sketch.h: codes, scales and facts."""
         with torch.inference_mode(False):
             new = partial(like.new_empty, device="cpu")
+            if sketched:
+                room = -(-capacity // SKETCH_BLOCK) * SKETCH_BLOCK
+                self.sketch = (
+                    new((batch, room, -(-key_size // 2)), dtype=torch.int16),
+                    new((batch, room), dtype=torch.float32),
+                    torch.zeros((batch, 3), dtype=torch.float32, device="cpu"),
+                )
             self.parts = (
                 new((batch, capacity, like.shape[1])),
                 new((batch, capacity, key_size)),
@@ -78,13 +89,23 @@ class Buffer:
         """How many slots have been given to states."""
         self.lock = Lock()
         self.pointers = [(part.data_ptr(), part.stride(1) * part.element_size()) for part in self.parts]
+        self.sketch_pointers = [part.data_ptr() for part in self.sketch] or [0] * 3
 
-    def fill(self, parts: Sequence[Tensor]) -> None:
-        """Copy these into the first slots."""
+    def fill(self, parts: Sequence[Tensor], sketch: Sequence[Tensor] = ()) -> None:
+        """Copy these into the first slots, with their sketch where there is one."""
         self.used = parts[2].shape[1]
         with torch.inference_mode(False), torch.no_grad():
             for own, part in zip(self.parts, parts, strict=True):
                 own[:, : self.used] = part
+            if self.sketch and sketch:
+                room = -(-self.used // SKETCH_BLOCK) * SKETCH_BLOCK
+                for own, part in zip(self.sketch, sketch, strict=True):
+                    own[:, :room] = part[:, :room]
+                return
+        if self.sketch:
+            keys = self.parts[1]
+            sizes = len(keys), self.used, self.capacity, keys.shape[2]
+            engine.function("sketch", keys.dtype)(keys.data_ptr(), *sizes, *self.sketch_pointers)
 
     def take(self, slot: int) -> bool:
         """Take a slot, which must be the first free one; False where it is not free any more, or there is no room."""
@@ -217,6 +238,7 @@ class Stepper:
         self._kept_alive = arguments, nothing
         self._run = engine.function("step", self.dtype)
         self._arguments = ctypes.addressof(arguments)
+        self._fewest_sketched = engine.function("fewest_sketched", self.dtype)(self._arguments)
 
     def fits(self, parameters: Sequence[Tensor | None], cell: str, config: SABConfig) -> bool:
         """Whether a layer's parameters are still those that this was made from, in the same places, and its options."""
@@ -272,7 +294,8 @@ class Stepper:
     def _new_buffer(self, shape: Shape, slots: int) -> Buffer:
         """A buffer for a stream that uses so many slots."""
         capacity = _room(slots) if self.has_memory else 0
-        return Buffer(self.like, shape.rows, capacity, self.key_size, self.k_att)
+        is_sketched = capacity >= self._fewest_sketched
+        return Buffer(self.like, shape.rows, capacity, self.key_size, self.k_att, is_sketched)
 
     def step(
         self, x: Tensor, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape
@@ -285,7 +308,7 @@ class Stepper:
         if keeps and not buffer.take(last):
             slots = slots if held is None else held.used
             grown = self._new_buffer(shape, slots)
-            grown.fill(memory.copied(buffer))
+            grown.fill(memory.copied(buffer), buffer.sketch if first == 0 else ())
             buffer, first, last = grown, 0, slots
             held = None if held is None else self._held(shape, slots, held.reads)
             buffer.take(last)
@@ -293,7 +316,7 @@ class Stepper:
             held = held.copy(keeps)
         h_new = x.new_empty(shape.of_states)
         c_new = None if c is None else x.new_empty(shape.of_states)
-        now = Step(
+        now = pack_step(
             shape.rows,
             slots,
             buffer.capacity,
@@ -302,14 +325,16 @@ class Stepper:
             0 if held is None else held.used,
             x.data_ptr(),
             h.data_ptr(),
-            None if c is None else c.data_ptr(),
+            0 if c is None else c.data_ptr(),
             h_new.data_ptr(),
-            None if c_new is None else c_new.data_ptr(),
+            0 if c_new is None else c_new.data_ptr(),
             *[pointer + first * size for pointer, size in buffer.pointers],
-            None if held is None else held.live.data_ptr(),
-            None if held is None or held.reads is None else held.reads.data_ptr(),
+            0 if held is None else held.live.data_ptr(),
+            0 if held is None or held.reads is None else held.reads.data_ptr(),
+            *buffer.sketch_pointers,
+            first,
         )
-        if self._run(self._arguments, ctypes.addressof(now)) != 0:
+        if self._run(self._arguments, now) != 0:
             return None
         if keeps:
             last += 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from sab import torch_private
 from sab.config import SABConfig
 from sab.ops import precision
-from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work, cast
+from sab.ops.buffers import Buffers, Inputs, Weights, Work, blank, blank_work, cast
 from sab.ops.plan import Plan, unfit
 from sab.ops.plan import unsupported as no_plan
 from sab.ops.triton import small
@@ -20,6 +20,7 @@ from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 from sab.parts.scorers import NumberFunctions, Scorer, VectorFunctions
 
+SUMS_BIASES = False
 LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
@@ -92,7 +93,12 @@ def overwrites_gates(plan: Plan) -> bool:
     return not _is_small(plan)
 
 
-def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
+def makes_gates(inputs: Inputs, weights: Weights) -> bool:
+    """No: one product for all steps is faster."""
+    return False
+
+
+def forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None = None) -> None:
     """The forward loop over time."""
     if _is_small(plan):
         return small.forward(plan, weights, buffers)
