@@ -87,7 +87,9 @@ def in_paragraphs(help_text: str, width: int) -> str:
         if flag and len(flag) + 2 < TEXT_COLUMN:
             made.append(wrapped(f"  {flag:{TEXT_COLUMN - 2}}{text}", width, TEXT_COLUMN))
         elif flag:
-            made.extend([f"  {flag}", wrapped(" " * TEXT_COLUMN + text, width, TEXT_COLUMN)])
+            # A long list of choices is wrapped behind its commas.
+            shown = wrapped(f"  {flag}".replace(",", ", "), width, 6).replace(", ", ",")
+            made.extend([shown, wrapped(" " * TEXT_COLUMN + text, width, TEXT_COLUMN)])
         elif text:
             made.append(wrapped(text, width))
         flag, text = "", ""
@@ -107,6 +109,9 @@ def in_paragraphs(help_text: str, width: int) -> str:
         elif begins_option:
             flush()
             flag, _, text = (part.strip() for part in content.partition("  "))
+        elif flag.count("{") > flag.count("}"):  # tyro wraps a long list of choices
+            rest, _, text = content.partition(" ")
+            flag += rest
         else:
             is_within_word = re.search(r"\d,$", text) and content[0].isdecimal()  # tyro wraps after a comma
             text = f"{text}{'' if is_within_word else ' '}{content}".strip()
