@@ -10,8 +10,10 @@
 // The mathematics of the parts is in cells.h, scorers.h, weightings.h and incorporations.h.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -674,8 +676,9 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
         return 0;
     }
     int64_t parts = std::max((arguments.batch + GROUP - 1) / GROUP, std::min(arguments.threads, arguments.batch));
-#pragma omp parallel for schedule(dynamic) num_threads(std::min(arguments.threads, parts))
-    for (int64_t part = 0; part < parts; part++) pass(part, parts);
+    std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(std::min(arguments.threads, parts))
+    for (int64_t part; (part = next++) < parts;) pass(part, parts);
     return 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -38,49 +39,54 @@ class Candidates {
 
     // Takes the slots of all scores that are at most `slack` below a number which the k_top-th highest score reaches: the
     // k_top-th of the highest ones of 16 groups. If there are few, it takes all. Returns false where this does not work:
-    // more than half are candidates, or there are fewer groups than k_top, or NaN, which has no order.
+    // more than half are candidates, there are fewer groups than k_top, or not all scores are finite.
     template <typename T> bool find(const T *scores, int64_t total, int64_t k_top, T slack) {
-        int is_nan = 0;
-        if (static_cast<int64_t>(slots.size()) < total + GROUPS) slots.resize(2 * total + GROUPS);
-        if (total <= 2 * GROUPS) {
-            for (int64_t j = 0; j < total; j++) slots[j] = static_cast<int32_t>(j), is_nan |= scores[j] != scores[j];
-            count = total;
-            return !is_nan;
-        }
-        if (k_top > GROUPS) return false;
-        T highest[GROUPS];
-        int64_t whole = total / GROUPS * GROUPS;
-        std::copy(scores, scores + GROUPS, highest);
+        if (static_cast<int64_t>(slots.size()) < total + 8) slots.resize(2 * total + 8), flags.resize(2 * total + 8);
+        using Vector = typename Panel<T>::Vector;
+        constexpr int64_t lanes = Panel<T>::LANES, vectors = GROUPS / lanes;
+        bool takes_all = total <= 2 * GROUPS;
+        if (!takes_all && k_top > GROUPS) return false;
+        int64_t whole = takes_all ? 0 : total / GROUPS * GROUPS;
+        T highest[GROUPS] = {}, least = 0;
+        std::copy(scores, scores + std::min(total, GROUPS), highest);
+        Vector top[vectors], zeros[vectors] = {};
+        memcpy(top, highest, sizeof top);
         for (int64_t slot = 0; slot < whole; slot += GROUPS) {
-#pragma omp simd reduction(| : is_nan)
-            for (int64_t j = 0; j < GROUPS; j++) {
-                is_nan |= scores[slot + j] != scores[slot + j];
-                highest[j] = scores[slot + j] > highest[j] ? scores[slot + j] : highest[j];
+            const Vector *some = reinterpret_cast<const Vector *>(scores + slot);
+#pragma GCC unroll 8
+            for (int i = 0; i < vectors; i++) {
+                top[i] = some[i] > top[i] ? some[i] : top[i];
+                zeros[i] += some[i] - some[i];  // NaN from a score that is not finite
             }
         }
+        T rest = 0;
+        for (int64_t j = 0; j < GROUPS; j++) rest += zeros[j / lanes][j % lanes], highest[j] = top[j / lanes][j % lanes];
         for (int64_t slot = whole; slot < total; slot++) {
-            is_nan |= scores[slot] != scores[slot];
-            highest[slot - whole] = std::max(highest[slot - whole], scores[slot]);
+            rest += scores[slot] - scores[slot];
+            if (!takes_all) highest[slot - whole] = std::max(highest[slot - whole], scores[slot]);
         }
-        if (is_nan) return false;
+        if (rest != 0) return false;
+        count = 0;
+        if (takes_all) {
+            for (; count < total; count++) slots[count] = static_cast<int32_t>(count);
+            return true;
+        }
         int32_t ranks[GROUPS];
         rank<T, GROUPS>(highest, GROUPS, ranks);
-        T least = 0;
         for (int64_t j = 0; j < GROUPS; j++)
             if (ranks[j] == k_top - 1) least = highest[j] - slack;
-        count = 0;
-        for (int64_t slot = 0; slot < total; slot += GROUPS) {
-            int64_t end = std::min(slot + GROUPS, total);
-            int hits = 0;
-            if (end == slot + GROUPS) {
-#pragma omp simd reduction(| : hits)
-                for (int64_t j = 0; j < GROUPS; j++) hits |= scores[slot + j] >= least;
-                if (!hits) continue;
-            }
+        uint8_t *is_high = flags.data();
+#pragma omp simd
+        for (int64_t slot = 0; slot < total; slot++) is_high[slot] = scores[slot] >= least;
+        std::fill_n(is_high + total, 8, uint8_t(0));
+        for (int64_t slot = 0; slot < total; slot += 8) {
+            uint64_t any;
+            memcpy(&any, is_high + slot, sizeof any);
+            if (any == 0) continue;
             if (count > total / 2) return false;
-            for (int64_t j = slot; j < end; j++) {
+            for (int64_t j = slot; j < slot + 8; j++) {
                 slots[count] = static_cast<int32_t>(j);
-                count += scores[j] >= least;
+                count += is_high[j];
             }
         }
         return true;
@@ -104,6 +110,8 @@ class Candidates {
     }
 
   private:
+    std::vector<uint8_t> flags;
+
     // How many of `total` numbers come before each: those that are higher, and those that are equal and older. The
     // numbers have room for `room`.
     template <typename T, int64_t room> static void rank(const T *numbers, int64_t total, int32_t *ranks) {
