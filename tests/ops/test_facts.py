@@ -241,7 +241,7 @@ def test_a_detached_state_stops_every_gradient(case: Case, more: int) -> None:
     assert_close(output, layer(rest, attached)[0])
 
 
-@given(cases(bidirectional=False, max_batch=3, ragged=True, max_memory=BOUNDS), st.integers(1, 7))
+@given(cases(bidirectional=False, max_batch=3, ragged=True), st.integers(1, 7))
 def test_rows_that_have_seen_different_steps_continue_as_if_alone(case: Case, more: int) -> None:
     """Cuts, keeps and numbers follow each row's own count of steps."""
     layer, x = case.layer(), case.x()

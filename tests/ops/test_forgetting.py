@@ -70,7 +70,9 @@ def test_a_long_sequence_forgets_alike(forget: str, backend: str, scorer: str) -
         layer.config,
     )
     with torch.no_grad():
-        _, state = run(layer, randn(150, 1, 2))
+        output, state, attention = run(layer, randn(150, 1, 2), return_attention=True)
+    assert_close(output[:, 0], torch.stack(row.outputs))
+    assert attention.numbers[2:, 0].tolist() == row.numbers[2:]
     assert state.numbers[0, 0].tolist() == row.kept
     if forget == "most_read":
         assert state.reads[0, 0].tolist() == [row.reads[number] for number in row.kept]
@@ -165,6 +167,29 @@ def test_a_carried_state_continues_exactly(forget: str, backend: str, way: str, 
     assert (state.reads is None) == (forget != "most_read")
     if forget == "most_read":
         assert torch.equal(state.reads, end.reads)
+
+
+@EACH
+@pytest.mark.parametrize("k_att", [1, 2])
+def test_rows_that_have_seen_different_steps_forget_each_for_itself(forget: str, k_att: int) -> None:
+    layer, x, rest = bounded(forget=forget, k_att=k_att, backend="reference"), randn(9, 3, 2), randn(8, 3, 2, seed=4)
+    leaves, lengths = [x.requires_grad_(), rest.requires_grad_(), *layer.parameters()], [2, 5, 9]
+    _, state = run(layer, x, lengths=lengths)
+    output, end, attention = run(layer, rest, state, return_attention=True)
+    assert end.numbers.shape[-1] == 3
+    alone = []
+    for row, length in enumerate(lengths):
+        row_output, row_end, row_attention = run(
+            layer, torch.cat([x[:length, row], rest[:, row]]), return_attention=True
+        )
+        alone.append(row_output[length:])
+        assert torch.equal(attention.numbers[:, row], row_attention.numbers[length:])
+        assert torch.equal(end.numbers[:, row], row_end.numbers)
+        assert end.reads is None or torch.equal(end.reads[:, row], row_end.reads)
+    expected = torch.stack(alone, dim=1)
+    assert_close(output, expected)
+    for one, other in zip(gradients([output], leaves), gradients([expected], leaves), strict=True):
+        assert_close(one, other, "gradient")
 
 
 def test_a_batch_of_states_and_fresh_rows() -> None:

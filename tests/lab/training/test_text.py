@@ -87,7 +87,7 @@ def test_a_text_goes_on_with_the_latest_microstates(memory: int | None, kept: in
 @pytest.mark.parametrize("forget", ["recent", "most_read"])
 def test_a_model_with_a_bound_carries_its_own_memory(forget: str) -> None:
     """The bits of a text in pieces are those of the whole in one call: the state is all that is carried."""
-    model, text = build(max_memory=4, forget=forget), SHORT.characters("valid")[:102]
+    model, text = build(max_memory=15, forget=forget), SHORT.characters("valid")[:102]  # a sequence has 10
     found = carried_bits(model, SHORT, TRAINING, text, 1)
     assert found == pytest.approx(bits(model, text).mean().item(), rel=1e-10)
     assert found != pytest.approx(carried_bits(model, SHORT, TRAINING, text, 1, memory=2), rel=1e-10)
