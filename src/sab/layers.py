@@ -127,6 +127,11 @@ class SABLayer(nn.Module, Generic[StateT]):
                 supports the configuration.
             layer_norm: Whether the products of the cell with the input and with the hidden state, and an LSTM's cell
                 state where it is read, are normalised over their entries (layer norm).
+            max_memory: How many microstates the macrostate holds at most, in training as in inference; None means all
+                of them.
+            forget: `recent`, `most_read` or `reservoir`. Which microstate is forgotten when there would be more than
+                max_memory: the oldest (`recent`), the least read (`most_read`), or one by chance, so that a uniform
+                sample of the past remains (`reservoir`).
             recurrent_dropout: The probability, in training, that a hidden unit is kept from the recurrent product: at
                 all steps of a call alike, and drawn for each row, layer and direction.
         """

@@ -60,6 +60,16 @@ def memories(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     return keys, query, draw(st.integers(1, 40))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("of_keys", "of_query"), [(1e-20, 1e-22), (1e-24, 1.0), (1e-13, 1.0), (1.0, 1e-20)])
+def test_keys_and_queries_whose_squares_vanish(of_keys: float, of_query: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        keys = of_keys * torch.randn(400, 16, generator=generator, dtype=dtype)
+        query = of_query * torch.randn(16, generator=generator, dtype=dtype)
+        assert select(keys, query, 5, sketched=True)[:2] == select(keys, query, 5, sketched=False)[:2]
+
+
 @settings(max_examples=150, deadline=None)
 @given(memory=memories(), sketched=st.booleans())
 def test_the_selection_is_that_of_a_full_sort(memory: tuple[Tensor, Tensor, int], sketched: bool) -> None:

@@ -28,6 +28,9 @@ state type. The last two columns are the contents before and after the forward l
 | live | `max_memory` | [B, N], int32 | | the slots of what is not forgotten, oldest first, otherwise -1 |
 | reads | `most_read` | [B, N], int64 | counts of the first F slots, otherwise 0 | those of `live` |
 
+Where the backend makes the gates in its loop (`makes_gates`), `gates` is empty before it. Where no backward comes, all
+buffers that only a backward reads have a single step in the place of T.
+
 A microstate is not copied: slot s is row s of `store` for the first F slots, then the row of the hidden state that was
 kept (`schedule.kept_row`). What a bounded macrostate forgot keeps its slot: it is not in `live`, which has min(N, S)
 places with N = max_memory. Past its end a row is 0 in every buffer and has selected nothing. Where the scorer

@@ -113,7 +113,13 @@ def test_the_papers_rows_stay_as_they_are() -> None:
         model, now = config["model"], ROWS[name].config(0)
         start = [model.pop(option) for option in ("input_scale", "initial_score", "initial_summary")]
         assert start == [1.0, 0.0, 1.0]
-        newer = {"input_start": "torch", "initial_gate": None, "layer_norm": False}
+        newer = {
+            "input_start": "torch",
+            "initial_gate": None,
+            "layer_norm": False,
+            "max_memory": None,
+            "forget": "recent",
+        }
         assert now.to_json() == {**config, "model": {**model, **newer}}
         assert RunConfig.from_json(config) == now
 

@@ -50,7 +50,7 @@ def test_a_configuration_is_stored_as_it_always_was() -> None:
         input_scale=8.0,
     )
     assert RunConfig.from_json(RECORDED) == config
-    newer = {"input_start": "torch", "initial_gate": None, "layer_norm": False}
+    newer = {"input_start": "torch", "initial_gate": None, "layer_norm": False, "max_memory": None, "forget": "recent"}
     model = {name: value for name, value in RECORDED["model"].items() if name not in ONLY_AT_THE_START}
     assert config.to_json() == {**RECORDED, "model": {**model, **newer}}
     assert RunConfig.from_json(config.to_json()) == config

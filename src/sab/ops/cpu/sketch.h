@@ -63,7 +63,7 @@ template <typename T> class Sketch {
     }
 
     // Makes the rough scores of the slots up to `end`, in blocks from that of `begin` on, and returns by how much one may be
-    // wrong: more than any number where keys or query are not finite. `out` has room for whole blocks.
+    // wrong: more than any number where keys or query are not finite, or too small to tell. `out` has room for whole blocks.
     float score(const T *query, int64_t begin, int64_t end, float *out) const {
         uint16_t query_codes[LARGEST + 1] = {};
         float largest_chunk = 0, square = 0;
@@ -79,7 +79,8 @@ template <typename T> class Sketch {
         // length of a chunk of the query's codes.
         float longest = 32000 / std::max(facts->chunk, 1.0f) - 3, length = std::sqrt(square);
         float scale = std::sqrt(largest_chunk) / longest, inverse = scale > 1e-30f ? 1 / scale : 0.0f, wrong = 0;
-        if (!(square < 1e30f)) return std::numeric_limits<float>::infinity();
+        // Beyond these bounds squares overflow or vanish, and nothing would be known of the error.
+        if (!(square < 1e30f && square > 1e-24f && facts->length > 1e-12f)) return std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(+ : wrong)
         for (int64_t j = 0; j < d; j++) {
             float code = std::nearbyint(static_cast<float>(query[j]) * inverse);

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -146,14 +146,14 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
     return plan.steps, plan.batch, plan.seen, plan.first_slots, plan.slots, plan.config.k_att
 
 
-@lru_cache(maxsize=256)
+@cache  # for as long as the compiled kernels, which are known by these constants
 def _forward_launch(shape: Shape) -> tuple[Constants, int]:
     """What the forward kernel is compiled for, and how many programs run it."""
     tiles = _forward_tiles(shape)
     return Constants(forward_constants(shape.parts) | _options(shape) | tiles | LAUNCH), _programs(shape, tiles)
 
 
-@lru_cache(maxsize=256)
+@cache
 def _backward_launch(shape: Shape) -> tuple[Constants, int]:
     """The same of the backward kernel."""
     tiles = _backward_tiles(shape)

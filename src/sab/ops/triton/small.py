@@ -11,7 +11,7 @@ Weights that do not fit (`RESIDENT` false) are read anew each step and multiplie
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -135,7 +135,7 @@ def _holds(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = N
     return Held(parts, plan.config.k_top, plan.n, plan.key_size, compute, tf32)
 
 
-@lru_cache(maxsize=256)
+@cache  # for as long as the compiled kernels, which are known by these constants
 def _forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bias: bool) -> Constants:
     constants, few = held.constants(), held.k_top <= 32
     fits = few and held.key_size == 128 and held.compute == torch.bfloat16
@@ -153,7 +153,7 @@ def _forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bi
     )
 
 
-@lru_cache(maxsize=256)
+@cache
 def _backward_launch(
     held: Held, has_lengths: bool, has_dcells: bool, has_dsummary: bool, has_dweights: bool
 ) -> Constants:
