@@ -45,7 +45,7 @@ def swap_part(records: Sequence[Record]) -> str:
                 show(problem, value, "not finite") if group else NOT_RUN
                 for group, value in zip(groups, values, strict=True)
             ]
-            if all(groups) and values[0] != values[1]:
+            if all(groups) and shown[0] != shown[1]:
                 better = int(_reaches(problem, values[1], values[0]))
                 shown[better] = f"**{shown[better]}**"
             line += shown
