@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sab.errors import UserValueError
 from sab.lab.rivals.base import Backbone, Parts, Sizes, load, step_by_step
 
 HEAD = 32
@@ -178,4 +179,4 @@ class SparseTransformer(Backbone):
         return x
 
     def stream(self, x: Tensor, parts: Parts | None) -> tuple[Tensor, Parts]:
-        raise NotImplementedError
+        raise UserValueError("method must be one that can read a stream; 'sparse_transformer' cannot.", "method")
