@@ -57,7 +57,7 @@ def ours(
         setting = OURS[task]
         return setting.config(TASKS[task](**{**setting.options, **options}), **model)  # pyright: ignore[reportArgumentType]
     options = {"length": length, "train_lengths": "grid", **options}
-    training = TrainConfig(iterations=3_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100)
+    training = TrainConfig(iterations=6_000, batch_size=BATCH_SIZE, lr=6e-3, lr_decay=0.5, clip=0.1, eval_every=100)
     model_config = ModelConfig.from_options({**model, "hidden_size": HIDDEN_SIZE})
     if task == "copying":
         return RunConfig(Copying(**options), model_config, training)
