@@ -45,13 +45,12 @@ def drawn_rows(section: Section, by_row: ByRow) -> list[Row]:
 
 def settings_table() -> str:
     """How the rows are trained, in the paper's setting and in ours."""
-    lines = [
-        [task, name, *_setting_cells(task, setting)]
-        for task in PAPERS
-        for name, setting in (("the paper's", PAPERS[task]), ("ours", OURS[task]))
-    ]
-    header = ("task", "training", "hidden size", "batch", "steps", "learning rate", "falls from", "clip")
-    return markdown([*header, "dropout", "weight decay", "shifted", "epochs", "patience", "precision"], lines)
+    settings = [(task, name, one[task]) for task in PAPERS for name, one in (("the paper's", PAPERS), ("ours", OURS))]
+    rows = ("hidden size", "batch", "steps", "learning rate", "falls from", "clip", "dropout", "weight decay")
+    rows += ("shifted", "epochs", "patience", "precision")
+    columns = [_setting_cells(task, setting) for task, _, setting in settings]
+    lines = [[row, *cells] for row, *cells in zip(rows, *columns, strict=True)]
+    return markdown(["", *(f"{task}, {name}" for task, name, _ in settings)], lines)
 
 
 def _setting_cells(task: str, setting: Setting) -> list[str]:

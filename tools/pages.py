@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sab.lab.experiments.tables import Row
+from sab.lab.experiments.tables import COLUMNS, Row
 from sab.lab.files import write_text
-from sab.lab.report.numbers import ByRow, footnotes
-from sab.lab.report.tables import table_cells
+from sab.lab.report.numbers import NONE, ByRow, footnotes
+from sab.lab.report.tables import NAMES, VERDICT, table_cells
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -35,8 +35,32 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table(rows: Sequence[Row], by_row: ByRow) -> str:
-    """A table of rows in Markdown, with notes on records that are not of the rows as they are now."""
-    return "\n\n".join([markdown(*table_cells(rows, by_row)), *footnotes(rows, by_row)])
+    """A table of rows in Markdown: the columns that fit a page, and folded below them all there are.
+
+    Notes on records that are not of the rows as they are now come last.
+    """
+    header, lines = table_cells(rows, by_row)
+    cells = [dict(zip(header, line, strict=True)) for line in lines]
+    short = [_short(one, rows[0]) for one in cells]
+    fitting = markdown(list(short[0]), [list(one.values()) for one in short])
+    return "\n\n".join([fitting, folded("All columns", markdown(header, lines)), *footnotes(rows, by_row)])
+
+
+def _short(cells: Mapping[str, str], row: Row) -> dict[str, str]:
+    """The columns of a row that a reader looks for; `row` is any one of its table."""
+    found = {name: cells[name] for name in ("T", "method", "cell", "clip") if name in cells}
+    found["method"] += "" if cells["reading"] == NONE else f", {cells['reading']}"
+    memory = [cells[name] for name in ("k_trunc", "k_top", "k_att") if cells.get(name, NONE) != NONE]
+    found["k"] = ", ".join(memory) or NONE
+    found |= {VERDICT: cells[VERDICT]} if VERDICT in cells else {}
+    last = "test" if row.length is None else NAMES[COLUMNS[row.task][0]]
+    found |= {name: value for name, value in cells.items() if name.endswith(f": {last}")}
+    return found | ({} if row.length is None else {"each seed": cells["each seed"]})
+
+
+def folded(title: str, part: str) -> str:
+    """A part of a page that opens at a click."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{part}\n\n</details>'
 
 
 def command(task: str, patterns: str, seeds: str = "0,1,2") -> str:

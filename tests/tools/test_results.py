@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_the_page() -> None:
     assert empty.startswith("Nothing has been run yet.")
     assert "![" not in empty
     assert "The figure is not made yet." in empty
+
+
+def test_tables_fit_the_page_and_fold_the_rest() -> None:
+    text = page_part(by_row(*everything()))
+    folded = re.findall(r"<details.*?</details>", text, re.DOTALL)
+    assert folded
+    assert all("| wall time |" in part for part in folded), "everything is there"
+    fitting = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    headers = re.findall(r"^(\|.*)\n\| ---", fitting, re.MULTILINE)
+    assert max(header.count("|") - 1 for header in headers) <= 9
+    assert "| SAB, ours | 5, 5 | below | 90.0 | 98.9 | 90.0, 90.0 |" in fitting
+    assert "| SAB, ours | 14, 10, 14 | below | 90.00 | 90.9 |" in fitting
 
 
 def test_the_summary() -> None:
