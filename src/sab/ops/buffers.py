@@ -174,7 +174,18 @@ class Outside(NamedTuple):
     summary: Tensor | None
 
 
-def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None) -> Buffers:
+class Room(NamedTuple):
+    """Where a pass reads and writes its macrostate, in buffers that are there before it."""
+
+    store: Tensor
+    """Filled up to the first step's row."""
+    keys: Tensor
+    """Filled for the first slots; it has room for those of later passes."""
+
+
+def allocate(
+    plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None, room: Room | None = None
+) -> Buffers:
     """The buffers around the gates; only their shapes are set.
 
     Where the gates have a single step, so have all buffers that only a backward reads.
@@ -184,7 +195,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     kept = state_type(compute)
     new = gates.new_empty
     like = torch.empty_like  # takes half as long
-    store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept)
+    store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept) if room is None else room.store
     h_hat = new((saved, batch, n), dtype=kept)
     cell = CELLS[plan.cell]
     c = None
@@ -215,7 +226,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         hidden_new=hidden_new,
         h_hat=h_hat,
         query=query,
-        keys=new((batch, plan.slots, plan.key_size), dtype=compute),
+        keys=new((batch, plan.slots, plan.key_size), dtype=compute) if room is None else room.keys,
         weights=weights,
         selected=like(weights, dtype=torch.int32),
         norms=new((saved, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
