@@ -234,11 +234,13 @@ def _backward(
     *,
     is_last: bool = False,
     samples: int = 0,
+    owns_outside: bool = False,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """The gradients of the inputs that need one. is_last: what was saved is not read again.
 
     samples: how many of them the rows belong to, where each has gradients of the parameters of its own; otherwise 0.
+    owns_outside: whether those of `store` and `keys` from outside, the hidden states' added, may be changed.
     dtype: the gradients' type, apart from that of x; None for the layer's.
     """
     given, parameters, outside = as_they_lie(given), as_they_lie(parameters), as_they_lie(outside)
@@ -255,6 +257,7 @@ def _backward(
         in_place=in_place,
         wants_initial=wants_initial,
         sums_biases=loops.SUMS_BIASES and ("b_ih" in names or "b_hh" in names),
+        owns_outside=owns_outside,
     )
     with precision.products(given.x, options.compute):
         loops.backward(plan, weights, buffers, work)

@@ -25,7 +25,7 @@ from sab.ops import operation, schedule
 from sab.ops.arguments import INPUTS, Given, Initial, Options, Parameters, Results, split
 from sab.ops.buffers import Outside, Room, fill
 from sab.ops.plan import Plan
-from sab.ops.precision import state_type
+from sab.ops.precision import contiguous, state_type
 from sab.ops.results import Pass
 from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights
 from sab.parts.registry import CELLS
@@ -143,23 +143,23 @@ class Macrostate(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, initial: Initial, hidden: Tensor, own: Tensor | None) -> Macrostate:
         """That of a pass: rows of the output, or own ones where its type is narrower than the state type."""
-        if own is not None:
-            return cls(initial.microstates, own, 0, 1)
-        return cls(initial.microstates, hidden, plan.first_kept, plan.config.k_att)
+        first = initial.microstates if plan.first_slots > 0 else None
+        if first is not None:
+            first = contiguous(first)
+        return cls(first, hidden, plan.first_kept, plan.config.k_att) if own is None else cls(first, own, 0, 1)
 
     def take(self, slots: Tensor) -> Tensor:
         """The microstates of slots [B, U]: [B, U, n]."""
         first_slots = 0 if self.first is None else self.first.shape[1]
+        if self.first is not None and len(self.rows) <= self.begin:  # none was kept
+            return _take(self.first, slots)
         row = torch.arange(len(slots), device=slots.device).unsqueeze(1)
-        if len(self.rows) <= self.begin:  # none was kept
-            assert self.first is not None
-            return self.first[row, slots]
-        found = self.rows[self.begin + (slots - first_slots).clamp(min=0) * self.stride, row]
-        if self.first is None or first_slots == 0:
+        at = self.begin + (slots - first_slots).clamp(min=0) * self.stride
+        found = self.rows.flatten(0, 1).index_select(0, (at * len(slots) + row).flatten()).view(*slots.shape, -1)
+        if self.first is None:
             return found
-        is_first = slots < first_slots
-        before = self.first[row, slots.clamp(max=first_slots - 1)]
-        return torch.where(is_first.unsqueeze(-1), before.to(found.dtype), found)
+        before = _take(self.first, slots.clamp(max=first_slots - 1)).to(found.dtype)
+        return torch.where((slots < first_slots).unsqueeze(-1), before, found)
 
 
 class Kept(NamedTuple):
@@ -289,13 +289,13 @@ def _place(of_slots: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
 def _take(of_slots: Tensor, slots: Tensor) -> Tensor:
     """Of [B, S, d] what belongs to slots [B, U], on their device: [B, U, d]."""
     rows, place = _place(of_slots, slots)
-    return rows[place].view(*slots.shape, -1).to(slots.device)
+    return rows.index_select(0, place).view(*slots.shape, -1).to(slots.device)
 
 
 def _add(sums: Tensor, slots: Tensor, values: Tensor) -> None:
-    """Add values [B, U, d] to the slots [B, U] of sums [B, S, d]. Slots differ, or their values are 0."""
+    """Add values [B, U, d] to the slots [B, U] of sums [B, S, d]."""
     rows, place = _place(sums, slots)
-    rows[place] = rows[place] + values.to(sums.device).flatten(0, 1)
+    rows.index_add_(0, place, values.to(sums.device).flatten(0, 1))
 
 
 def chosen(selected: Tensor, slots: int) -> Tensor:
@@ -459,23 +459,21 @@ class Backward:
         slots = reads = None
         if kept.keys is not None:
             slots, reads = self._slots(number, span, size)
-        h, c = kept.h[number], None if kept.c is None else kept.c[number]
         outside = self._outside(span, 0 if slots is None else slots.shape[1])
         if not is_reached and not any(one is not None and bool(one.any()) for one in outside):
             self._stop(span)
             return
-        now = Initial(h, c)
+        now = Initial(kept.h[number], None if kept.c is None else kept.c[number])
         if slots is not None and kept.keys is not None:
-            now = listed(slots, reads, self.macrostate, kept.keys, h, c)
+            now = listed(slots, reads, self.macrostate, kept.keys, now.h, now.c)
+        names = [*self.parts, "h", *(name for name in ("c", "microstates", "keys") if getattr(now, name) is not None)]
         at = self.options._replace(seen=self.options.seen + span.first)
         part = span.part(self.given)
         saved = operation._forward(part, now, self.parameters, at, True)[1:]
-        names = [*self.parts, "h"]
-        names += [name for name in ("c", "microstates", "keys") if getattr(now, name) is not None]
+        del now  # copies
         needs = [name in names for name in INPUTS]
-        found = operation._backward(
-            outside, part, self.parameters, saved, at, needs, is_last=True, dtype=self.dtype
-        )
+        how: Any = {"is_last": True, "owns_outside": True, "dtype": self.dtype}
+        found = operation._backward(outside, part, self.parameters, saved, at, needs, **how)
         by_name = dict(zip([name for name in INPUTS if name in names], found, strict=True))
         self.dh, self.dc = by_name.pop("h"), by_name.pop("c", None)
         if slots is not None and "microstates" in by_name:
@@ -515,7 +513,7 @@ class Backward:
         if self.dkeys is not None and self.dmicrostates is not None:
             new = slice(span.slots, span.slots + span.new)
             dkeys = self.dkeys.new_zeros(len(self.dkeys), slots + span.new, self.dkeys.shape[2], device=self.dh.device)
-            dkeys[:, slots:] = self.dkeys[:, new]
+            dkeys[:, slots:].copy_(self.dkeys[:, new])
             if span.new > 0:
                 span.kept(dstore, self.plan).add_(self.dmicrostates[:, new].transpose(0, 1).to(self.dh.device))
         for later, end, into, first in ((self.dh, outside.h, dstore, slots), (self.dc, outside.c, dcells, 0)):
