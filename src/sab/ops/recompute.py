@@ -268,7 +268,8 @@ class Listed:
 
 def _numbered(slots: Tensor, chosen: Tensor) -> Tensor:
     """Of slots [B, S] those of these places [B, ..]; -1 where the place is."""
-    return torch.where(chosen < 0, -1, slots.gather(1, chosen.clamp(min=0).long()))
+    last = slots.shape[1]
+    return F.pad(slots, (0, 1), value=-1).gather(1, torch.where(chosen < 0, last, chosen).long())
 
 
 def listed(
@@ -319,8 +320,8 @@ def list_of(is_chosen: Tensor, size: int) -> Tensor:
 
 
 def _off_device(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory of the CPU; on the CPU the tensor itself."""
-    if not tensor.is_cuda:
+    """A copy in pinned memory of the CPU; on the CPU, and in a CUDA graph, which cannot wait, the tensor itself."""
+    if not tensor.is_cuda or torch.cuda.is_current_stream_capturing():
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor)
 
