@@ -177,7 +177,7 @@ def test_what_cannot_be_done_is_refused() -> None:
 
 def test_torch_compile_is_refused() -> None:
     layer = make_layer("lstm", 2, 4, recompute=True)
-    with pytest.raises(UserValueError, match="recompute must be False under torch.compile"):
+    with pytest.raises(UserValueError, match=r"recompute must be False under torch\.compile"):
         torch.compile(layer, backend="eager")(randn(12, 2, 2))
 
 
@@ -191,13 +191,13 @@ def test_offload_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.dtype for one in moved] == [DOUBLE, torch.int32] * 2  # keys and selections
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 3])
 def test_lists_hold_the_chosen_slots_in_order(size: int) -> None:
     selected = torch.tensor([[[1, -1], [4, 0]], [[5, 1], [0, 3]]])
     is_chosen = recompute.chosen(selected, 4)
     assert is_chosen.tolist() == [[False, True, False, False], [True, False, False, True]]
-    lists = recompute.list_of(is_chosen, max(size, 2)).tolist()
-    assert lists[0] == [0, 1, 2][: max(size, 2)] and lists[1] == ([0, 3] if size < 3 else [0, 1, 3])
+    lists = recompute.list_of(is_chosen, size).tolist()
+    assert lists == ([[0, 1], [0, 3]] if size == 2 else [[0, 1, 2], [0, 1, 3]])
 
 
 @pytest.mark.parametrize("largest_small", [128, 4])

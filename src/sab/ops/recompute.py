@@ -208,8 +208,9 @@ class InPlace:
         """What a span begins with."""
         return Initial(h, c), Room(self.store[: span.slots + 1 + span.steps], self.keys)
 
-    def after(self, span: Span, found: Results) -> Tensor | None:
+    def after(self, span: Span, found: Results) -> Tensor:
         """Take over what a span kept; what it selected, by slots of the whole sequence."""
+        assert found.selected is not None
         if span.new > 0:
             self.store[span.slots : span.slots + span.new] = span.kept(found.store, self.plan).clone()
         return found.selected
@@ -221,9 +222,7 @@ class Listed:
     A span begins with a copy of these.
     """
 
-    def __init__(
-        self, plan: Plan, initial: Initial, keys: Tensor, macrostate: Macrostate, lengths: Tensor | None
-    ):
+    def __init__(self, plan: Plan, initial: Initial, keys: Tensor, macrostate: Macrostate, lengths: Tensor | None):
         self.plan, self.keys, self.macrostate, self.lengths = plan, keys, macrostate, lengths
         self.slots = torch.arange(plan.first_slots, device=keys.device).expand(plan.batch, -1)
         self.live: Tensor | None = None
@@ -251,12 +250,10 @@ class Listed:
         selected = _numbered(slots, found.selected.transpose(0, 1).flatten(1))
         self.slots = slots
         if found.live is not None:
-            live = _numbered(slots, found.live)
-            self.live = self._of_last(span, live, self.live, -1)
+            live = self._of_last(span, _numbered(slots, found.live), self.live, -1)
+            self.live, self.slots = live, live.clamp(min=0)  # a row with fewer has ended
             self.reads = None if found.reads is None else self._of_last(span, found.reads, self.reads, 0)
-            self.slots = self.live.clamp(min=0)  # a row with fewer has ended
         return selected.view(self.plan.batch, span.steps, -1).transpose(0, 1)
-
 
     def _of_last(self, span: Span, now: Tensor, before: Tensor | None, nothing: int) -> Tensor:
         """What a span left [B, N], and in rows that had ended what there was before it."""
@@ -563,21 +560,23 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if torch_private.are_transforms_active() or torch_private.are_batched(gradients):
-            raise UserValueError("recompute must be False for several backwards at once (is_grads_batched).", "recompute")
-        kinds = (Given, Initial, Parameters, Kept)
-        *call, kept = split(ctx.saved_tensors, kinds)
-        lists = [*ctx.saved_tensors[sum(len(kind._fields) for kind in kinds) :]]
+            raise UserValueError(
+                "recompute must be False for several backwards at once (is_grads_batched).", "recompute"
+            )
+        saved, kinds = ctx.saved_tensors, (Given, Initial, Parameters, Kept)
+        *call, kept = split(saved, kinds)
+        lists = [*saved[sum(len(kind._fields) for kind in kinds) :]]
         names = [name for name, needed in zip(INPUTS, ctx.needs_input_grad[2:], strict=True) if needed]
         with torch.no_grad(), torch_private.below_autograd():
             found = Backward((*call, ctx.options), kept, lists, Found(*gradients), names).run()
             results = []
-            for name, tensor in zip(INPUTS, ctx.saved_tensors, strict=False):
+            for name, tensor in zip(INPUTS, saved, strict=False):
                 gradient = found.get(name)
                 if name in names:
                     gradient = torch.zeros_like(tensor) if gradient is None else gradient.to(tensor.dtype)
                 results.append(gradient if name in names else None)
         if torch.is_grad_enabled():  # for a second derivative
-            anchors = [one for one in (*gradients, *ctx.saved_tensors) if one is not None and one.requires_grad]
+            anchors = [one for one in (*gradients, *saved) if one is not None and one.requires_grad]
             results = _Once.apply(len(results), *results, *anchors)
         return (None, None, *results)
 
