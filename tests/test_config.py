@@ -53,7 +53,8 @@ def test_the_layers_take_every_option_of_the_configuration() -> None:
     options: dict[str, Any] = {
         "k_top": 3, "k_att": 1, "k_trunc": None, "scorer": "dot", "weighting": "softmax_sink", "forward": "dense",
         "incorporate": "gate", "initial_gate": 0.1, "input_start": "torch", "attention_size": 2, "max_microstates": 5,
-        "backend": "reference", "layer_norm": True, "max_memory": 9, "forget": "reservoir",
+        "backend": "cpu", "layer_norm": True, "max_memory": 9, "forget": "reservoir", "recompute": True,
+        "offload": True,
     }  # fmt: skip
     assert set(options) == {field.name for field in dataclasses.fields(sab.SABConfig)}
     for cls in (sab.SABLSTM, sab.SABGRU, sab.SABRNN):

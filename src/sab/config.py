@@ -75,6 +75,12 @@ class SABConfig:
     forget: ForgetName = "recent"
     """Which microstate is forgotten when there would be more than max_memory: the oldest (`recent`), the least read
     (`most_read`), or one by chance, so that a uniform sample of the past remains (`reservoir`)."""
+    recompute: bool = False
+    """Whether training keeps little for the backward pass and runs the steps again there, some hundred at a time: the
+    same gradients with a small part of the memory, in more time."""
+    offload: bool = False
+    """With recompute on a GPU, whether keys, selections and the gradients of microstates and keys lie in pinned memory
+    of the CPU from the end of the forward pass on."""
 
     def __post_init__(self) -> None:
         whole = {
@@ -96,6 +102,11 @@ class SABConfig:
         check_choice("backend", self.backend, BACKENDS)
         check_bool("layer_norm", self.layer_norm)
         check_choice("forget", self.forget, FORGETS)
+        check_bool("recompute", self.recompute)
+        if check_bool("offload", self.offload) and not self.recompute:
+            raise UserValueError("offload must be False where recompute is False; got True.", "offload")
+        if self.recompute and self.backend == "reference":
+            raise UserValueError("recompute must be False where backend is 'reference'; got True.", "recompute")
         if self.max_memory is None and self.forget != "recent":
             raise UserValueError(f"max_memory must be given where forget is {self.forget!r}; got None.", "max_memory")
         if self.initial_gate is not None:

@@ -90,6 +90,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         max_memory: int | None = SABConfig.max_memory,
         forget: str = SABConfig.forget,
         recurrent_dropout: float = 0.0,
+        recompute: bool = SABConfig.recompute,
+        offload: bool = SABConfig.offload,
     ):
         """Make a layer; the arguments up to `dtype` are those of `torch.nn`.
 
@@ -134,6 +136,10 @@ class SABLayer(nn.Module, Generic[StateT]):
                 sample of the past remains (`reservoir`).
             recurrent_dropout: The probability, in training, that a hidden unit is kept from the recurrent product: at
                 all steps of a call alike, and drawn for each row, layer and direction.
+            recompute: Whether training keeps little for the backward pass and runs the steps again there, some hundred
+                at a time: the same gradients with a small part of the memory, in more time.
+            offload: With recompute on a GPU, whether keys, selections and the gradients of microstates and keys lie in
+                pinned memory of the CPU from the end of the forward pass on.
         """
         super().__init__()
         self.input_size = check_int("input_size", input_size, 1)
@@ -166,6 +172,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             layer_norm=layer_norm,
             max_memory=max_memory,
             forget=forget,
+            recompute=recompute,
+            offload=offload,
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -351,7 +359,8 @@ class SABLayer(nn.Module, Generic[StateT]):
                 return output.transpose(0, 1) if self.batch_first and output.dim() == 3 else output, state
         form = self._form
         sequences = time_major(input, lengths, form)
-        output, state, make_attention = self._run_layers(sequences, initial_state(hx, sequences, form))
+        first = initial_state(hx, sequences, form)
+        output, state, make_attention = self._run_layers(sequences, first, keeps_all=return_attention)
         if self.training and not self._has_warned:
             self._warn_of_growth(output)
         if not return_attention:
@@ -438,9 +447,12 @@ class SABLayer(nn.Module, Generic[StateT]):
             )
 
     def _run_layers(
-        self, sequences: Sequences, state: SABState | None
+        self, sequences: Sequences, state: SABState | None, keeps_all: bool = False
     ) -> tuple[Tensor, SABState | SABHidden, Callable[[], Attention]]:
+        """The output, the state and what makes the attention; with `recompute` there is none unless all is kept."""
         x, lengths, config = sequences.x, sequences.lengths, self.config
+        if keeps_all and config.recompute:
+            config = replace(config, recompute=False, offload=False)
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
@@ -607,6 +619,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         parts += [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         parts += ["layer_norm=True"] if self.config.layer_norm else []
         parts += [f"max_memory={self.config.max_memory}, forget={self.config.forget}"] if self.config.forgets else []
+        parts += [f"{name}=True" for name in ("recompute", "offload") if getattr(self.config, name)]
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
         if self.config.k_top > 0:
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__

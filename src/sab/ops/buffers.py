@@ -174,7 +174,18 @@ class Outside(NamedTuple):
     summary: Tensor | None
 
 
-def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None) -> Buffers:
+class Room(NamedTuple):
+    """Where a pass reads and writes its macrostate, in buffers that are there before it."""
+
+    store: Tensor
+    """Filled up to the first step's row."""
+    keys: Tensor
+    """Filled for the first slots; it has room for those of later passes."""
+
+
+def allocate(
+    plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor | None, room: Room | None = None
+) -> Buffers:
     """The buffers around the gates; only their shapes are set.
 
     Where the gates have a single step, so have all buffers that only a backward reads.
@@ -184,7 +195,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
     kept = state_type(compute)
     new = gates.new_empty
     like = torch.empty_like  # takes half as long
-    store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept)
+    store = new((plan.first_slots + 1 + steps, batch, n), dtype=kept) if room is None else room.store
     h_hat = new((saved, batch, n), dtype=kept)
     cell = CELLS[plan.cell]
     c = None
@@ -215,7 +226,7 @@ def allocate(plan: Plan, gates: Tensor, packed: Tensor | None, lengths: Tensor |
         hidden_new=hidden_new,
         h_hat=h_hat,
         query=query,
-        keys=new((batch, plan.slots, plan.key_size), dtype=compute),
+        keys=new((batch, plan.slots, plan.key_size), dtype=compute) if room is None else room.keys,
         weights=weights,
         selected=like(weights, dtype=torch.int32),
         norms=new((saved, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
@@ -239,18 +250,23 @@ def allocate_work(
     in_place: bool,
     wants_initial: bool,
     sums_biases: bool = False,
+    owns_outside: bool = False,
 ) -> Work:
     """What the backward loop needs, with the gradients from outside in their places.
 
     in_place: `dgates` takes the memory of `gates`. wants_initial: whether the gradients of the initial h and of the
     first microstates will be read. sums_biases: whether the loop sums up the gradients of the gates' biases.
+    owns_outside: the loop may change those of `store` and `keys`, which are of the state type and contiguous.
     """
     steps, batch, n = plan.steps, plan.batch, plan.n
     gates, keys, new, dtype = buffers.gates, buffers.keys, buffers.h_hat.new_empty, buffers.h_hat.dtype
     dkeys = None
     if keys is not None:
         given = outside.keys
-        dkeys = torch.zeros_like(keys, dtype=dtype) if given is None else contiguous(given.to(dtype, copy=True))
+        if given is None:
+            dkeys = torch.zeros_like(keys, dtype=dtype)
+        else:
+            dkeys = given if owns_outside else contiguous(given.to(dtype, copy=True))
         if given is not None and buffers.key_scale is not None:
             _before_scaling(dkeys[:, plan.first_slots :], keys[:, plan.first_slots :], buffers.key_scale)
     dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
@@ -263,7 +279,9 @@ def allocate_work(
     if plan.config.layer_norm and cell.normalises_c:
         of_rows |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
     return Work(
-        dstore=_outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
+        dstore=outside.store
+        if owns_outside
+        else _outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
         dc=new((batch, n)) if cell.has_c else None,
         dcells=None if outside.c is None else contiguous(outside.c[1:]),
         dgates=dgates,

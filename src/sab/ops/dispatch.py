@@ -18,7 +18,7 @@ from torch import Tensor
 from sab import torch_private
 from sab.config import SABConfig
 from sab.errors import SlowBackendWarning, UserValueError
-from sab.ops import operation, reference
+from sab.ops import recompute, reference
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from sab.ops.engines import engine_named
@@ -72,8 +72,8 @@ def _run_reference(*arguments: Any) -> LayerResult:
 
 
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(partial(operation.run, "triton"), _triton_unsupported),
-    "cpu": Backend(partial(operation.run, "cpu"), cpu.unsupported),
+    "triton": Backend(partial(recompute.run, "triton"), _triton_unsupported),
+    "cpu": Backend(partial(recompute.run, "cpu"), cpu.unsupported),
     "reference": Backend(_run_reference, lambda *arguments: None),
 }
 """By name, fastest first; the last one can do everything."""

@@ -16,16 +16,27 @@ from sab.parts.registry import CELLS, SCORERS
 
 
 class Gradients:
-    """The gradients, each by a method with the name of its input; `compute` is the type of products."""
+    """The gradients, each by a method with the name of its input; `compute` is the type of products.
 
-    def __init__(self, plan: Plan, given: Given, parameters: Parameters, buffers: Buffers, work: Work):
+    dtype: of all but x's; None for the layer's.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        given: Given,
+        parameters: Parameters,
+        buffers: Buffers,
+        work: Work,
+        dtype: torch.dtype | None = None,
+    ):
         self.plan = plan
         self.given = given
         self.parameters = parameters
         self.buffers = buffers
         self.work = work
         self.compute = buffers.gates.dtype
-        self.dtype = parameters.w_hh.dtype
+        self.dtype = parameters.w_hh.dtype if dtype is None else dtype
         # The loops write nothing for steps without a read. A view takes time, so there is one only where it differs.
         self.first = first = min(plan.first_read, plan.steps)
         self.h_read = buffers.h_hat[first:] if first > 0 else buffers.h_hat

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from sab.ops.arguments import (
     split,
     unpack_buffers,
 )
-from sab.ops.buffers import Buffers, Inputs, Outside, allocate, allocate_work, fill, gate_bias
+from sab.ops.buffers import Buffers, Inputs, Outside, Room, allocate, allocate_work, fill, gate_bias
 from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
 from sab.ops.gradients import Gradients, SampleGradients
@@ -46,14 +46,31 @@ from sab.parts.scorers import ScorerWeights
 _PLAIN = frozenset((torch.nn.Parameter, type(None), Tensor))
 """The types of arguments that are nothing but tensors."""
 _FRESH = Initial()
-_NO_SECOND_DERIVATIVE = "only the layer's backend='reference' has second derivatives; this gradient was another's."
+NO_SECOND_DERIVATIVE = "only the layer's backend='reference' has second derivatives; this gradient was another's."
 
 _library = torch.library.Library("sab", "DEF")
 _library.define(f"recurrence({schema(FORWARD)}) -> Tensor[]")
 _library.define(f"recurrence_backward({schema(BACKWARD)}) -> Tensor[]")
 
 
-def run(
+class Call(NamedTuple):
+    """A call of a layer as the operation takes it."""
+
+    given: Given
+    initial: Initial
+    parameters: Parameters
+    options: Options
+    is_plain: bool
+    """Whether nothing but autograd would see the operation."""
+    saves: bool
+    """Whether a backward may follow."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return (*self.given, *self.initial, *self.parameters)
+
+
+def call_of(
     engine: str,
     x: Tensor,
     lengths: Tensor | None,
@@ -61,8 +78,8 @@ def run(
     weights: LayerWeights,
     cell_name: str,
     config: SABConfig,
-) -> LayerResult:
-    """`reference.run` with the loops of an engine; all rows must have seen the same number of steps."""
+) -> Call:
+    """The arguments of `run` as those of the operation."""
     seen = 0 if state is None else state.seen
     assert seen is not None
     device_lengths = None if lengths is None else lengths.to(x.device, non_blocking=True)
@@ -91,6 +108,22 @@ def run(
     # A trace serves both modes: torch.jit.trace makes it in one and checks it in the other.
     has_grad = torch.is_grad_enabled() or (not is_plain and torch_private.is_jit_tracing())
     saves = has_grad and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return Call(given, initial, parameters, options, is_plain, saves)
+
+
+def run(
+    engine: str,
+    x: Tensor,
+    lengths: Tensor | None,
+    state: LayerState | None,
+    weights: LayerWeights,
+    cell_name: str,
+    config: SABConfig,
+) -> LayerResult:
+    """`reference.run` with the loops of an engine; all rows must have seen the same number of steps."""
+    call = call_of(engine, x, lengths, state, weights, cell_name, config)
+    given, initial, parameters, options, is_plain, saves = call
+    tensors = call.tensors
     if torch_private.are_transforms_active():
         outputs = _Transformed.apply(options, *tensors)
     elif not is_plain:
@@ -101,14 +134,21 @@ def run(
         with torch_private.below_autograd():
             outputs = _forward(given, initial, parameters, options, saves)
     hidden, store, c, keys, *attended, live, reads = Results.of(outputs, cell_name, config)
-    first_numbers = state.numbers.clone() if state is not None and state.numbers.shape[1] > 0 else None
-    after = Pass(x.shape[0], x.shape[1], config, first_numbers, seen, device_lengths, weights.w_hh.dtype)
+    after = pass_of(call, state, config)
     return LayerResult(
         hidden,
         partial(after.ends, store, c),
         partial(after.memory, store, keys, live, reads),
         partial(after.attention, store, *attended),
     )
+
+
+def pass_of(call: Call, state: LayerState | None, config: SABConfig) -> Pass:
+    """What the state after a call is made by."""
+    steps, batch, _ = call.given.x.shape
+    first_numbers = state.numbers.clone() if state is not None and state.numbers.shape[1] > 0 else None
+    dtype = call.parameters.w_hh.dtype
+    return Pass(steps, batch, config, first_numbers, call.options.seen, call.given.lengths, dtype)
 
 
 def _is_plain(tensors: tuple[Any, ...]) -> bool:
@@ -122,11 +162,21 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
     return _PLAIN.issuperset(map(type, tensors)) and tensors[0].device.type in precision.DEVICES
 
 
-def _forward(given: Given, initial: Initial, parameters: Parameters, options: Options, saves: bool) -> list[Tensor]:
+def _forward(
+    given: Given,
+    initial: Initial,
+    parameters: Parameters,
+    options: Options,
+    saves: bool,
+    room: Room | None = None,
+) -> list[Tensor]:
+    """The results. room: where the microstates and keys before the first step lie, in the place of the initial ones."""
     check_inputs(given, initial, parameters, options)
     given, parameters = as_they_lie(given), as_they_lie(parameters)
     x, compute = given.x, options.compute
     plan, weights = _plan(given, initial, parameters, options), parameters.of_loops()
+    if room is not None:
+        plan = plan._replace(first_slots=len(room.store) - 1 - plan.steps, slots=room.keys.shape[1])
     loops, first_slots = engine_named(options.engine), plan.first_slots
     with precision.products(x, compute):
         b_ih = None if options.layer_norm or parameters.b_ih is None else contiguous(as_type(parameters.b_ih, compute))
@@ -137,9 +187,9 @@ def _forward(given: Given, initial: Initial, parameters: Parameters, options: Op
         else:
             bias = None if options.layer_norm else gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
             gates = F.linear(inputs.x, inputs.w_ih, None if bias is None else as_type(bias, compute))
-        buffers = allocate(plan, gates, loops.pack(plan, weights, compute), given.lengths)
+        buffers = allocate(plan, gates, loops.pack(plan, weights, compute), given.lengths, room)
         store = buffers.store
-        if first_slots > 0:
+        if first_slots > 0 and room is None:
             assert initial.microstates is not None
             assert initial.keys is not None
             assert buffers.keys is not None
@@ -184,10 +234,14 @@ def _backward(
     *,
     is_last: bool = False,
     samples: int = 0,
+    owns_outside: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """The gradients of the inputs that need one. is_last: what was saved is not read again.
 
     samples: how many of them the rows belong to, where each has gradients of the parameters of its own; otherwise 0.
+    owns_outside: whether those of `store` and `keys` from outside, the hidden states' added, may be changed.
+    dtype: the gradients' type, apart from that of x; None for the layer's.
     """
     given, parameters, outside = as_they_lie(given), as_they_lie(parameters), as_they_lie(outside)
     buffers = unpack_buffers(saved, given.lengths, options)
@@ -203,6 +257,7 @@ def _backward(
         in_place=in_place,
         wants_initial=wants_initial,
         sums_biases=loops.SUMS_BIASES and ("b_ih" in names or "b_hh" in names),
+        owns_outside=owns_outside,
     )
     with precision.products(given.x, options.compute):
         loops.backward(plan, weights, buffers, work)
@@ -210,7 +265,7 @@ def _backward(
             work = work._replace(dstore=None)  # frees memory for the products to come
         if samples > 0:
             return SampleGradients(plan, given, parameters, buffers, work, samples).of(names)
-        return Gradients(plan, given, parameters, buffers, work).of(names)
+        return Gradients(plan, given, parameters, buffers, work, dtype).of(names)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -265,7 +320,7 @@ class _RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise RuntimeError(_NO_SECOND_DERIVATIVE)
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
 class _Transformed(torch.autograd.Function):
@@ -315,7 +370,7 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise RuntimeError(_NO_SECOND_DERIVATIVE)
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, options: Options, needs: tuple[bool, ...], samples: int, *tensors: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

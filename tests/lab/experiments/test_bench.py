@@ -254,7 +254,7 @@ def test_memory_on_a_cpu_is_what_torch_gives_out(capfd: pytest.CaptureFixture[st
         y = torch.zeros(500)
         (y + 1).sum()
 
-    assert 4000 <= timing._peak_on_cpu(call) < 5000
+    assert 4000 <= timing.peak_on_cpu(call) < 5000
     assert capfd.readouterr().err == ""
 
 

@@ -95,7 +95,7 @@ class OverSequence(Contender):
     def peak_memory(self) -> int | None:
         self.layer.zero_grad()
         if self.device.type != "cuda":
-            return _peak_on_cpu(self.both)
+            return peak_on_cpu(self.both)
         _wait(self.device)
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -143,7 +143,7 @@ def _tensor(x: Tensor | PackedSequence) -> Tensor:
     return x.data if isinstance(x, PackedSequence) else x
 
 
-def _peak_on_cpu(call: Call) -> int:
+def peak_on_cpu(call: Call) -> int:
     """The most bytes above those at its beginning that a call has of torch's allocator."""
     with _without_stderr(), profiler.profile(use_cpu=True, profile_memory=True) as profile:
         call()
