@@ -192,7 +192,7 @@ def test_other_mistakes_get_a_sentence() -> None:
     with pytest.raises(UserError, match="layer must be a SAB layer; got GRU"):
         _stream(torch.nn.GRU(4, 12))
     stream = _stream(layer)
-    with pytest.raises(UserError, match="input must be one sequence.*got a batch of 2"):
+    with pytest.raises(UserError, match=r"input must be one sequence.*got a batch of 2"):
         stream.step(torch.zeros(3, 2, 4))
     with pytest.raises(UserError, match="NaN"):
         stream.step(torch.full((1, 4), torch.nan))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from sab.config import MOST_STEPS
 from sab.errors import UserTypeError, UserValueError, check_int
 from sab.extras import require
-from sab.inputs import InitialState, initial_state
+from sab.inputs import InitialState, initial_state, time_major
 from sab.layers import SABLayer
 from sab.ops.cpu.stream import FIND, Candidates, Shape, Stepper, Streamed
 from sab.parts.registry import SCORERS
@@ -84,9 +85,10 @@ class IndexedStream:
         self._found = self._wanted = self._checks = 0
         self._error: BaseException | None = None
         self._candidates = Candidates(FIND(self._found_for), torch.empty(0, dtype=torch.int32, device="cpu"))
+        self._form = layer._form
         x = layer._own_weight.new_zeros(1, layer.input_size)
         with torch.inference_mode(False), torch.no_grad():
-            whole = initial_state(state, layer._sequences(x, None), layer._form)
+            whole = initial_state(state, time_major(x, None, self._form), self._form)
             self._h, self._c, self._memory = self._begin(whole)
             self._add_to_index()
 
@@ -144,7 +146,7 @@ class IndexedStream:
         `input` is [T, input_size], or with a batch of one [T, 1, input_size], [1, T, input_size] with `batch_first`.
         """
         with torch.inference_mode(False), torch.no_grad():
-            sequences = self._layer._sequences(input, None)
+            sequences = time_major(input, None, self._form)
             steps, rows, _ = sequences.x.shape
             if sequences.packed is not None or rows != 1:
                 given = f"a batch of {rows}" if sequences.packed is None else "a PackedSequence"
@@ -193,18 +195,18 @@ class IndexedStream:
     def _search(self, address: int) -> int:
         keys, k, indexed = self._keys, self._layer.config.k_top, self._index.ntotal
         number = ctypes.c_float if keys.dtype == torch.float32 else ctypes.c_double
-        query = torch.frombuffer((number * keys.shape[1]).from_address(address), dtype=keys.dtype)
-        _, found = self._index.search(query.float().unsqueeze(0).numpy(), min(k, indexed))
-        older = torch.from_numpy(found[0])
-        older = older[older >= 0].sort().values  # faiss fills up with -1
-        slots = self._candidates.slots
+        entries: Any = (number * keys.shape[1]).from_address(address)
+        query = numpy.frombuffer(entries, number)
+        _, found = self._index.search(query.astype(numpy.float32)[None], min(k, indexed))
+        older = numpy.sort(found[found >= 0])  # faiss fills up with -1
+        slots = self._candidates.slots.numpy()
         count, last = len(older), len(older) + len(keys) - indexed
         slots[:count] = older
-        slots[count:last] = torch.arange(indexed, len(keys), dtype=torch.int32)
+        slots[count:last] = numpy.arange(indexed, len(keys))
         if last == 0:  # the lists that were searched are empty
             slots[0], last = len(keys) - 1, 1
         if (self._memory.seen + 1) % self._check_every == 0:
-            self._check(keys @ query, slots[:last].long())
+            self._check(keys @ torch.from_numpy(query.copy()), torch.from_numpy(slots[:last]).long())
         return last
 
     def _check(self, scores: Tensor, slots: Tensor) -> None:
