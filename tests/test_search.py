@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -144,6 +145,27 @@ def test_shapes_are_those_of_the_layer() -> None:
 
 
 @needs_faiss
+def test_threads_that_share_the_products_of_a_large_layer() -> None:
+    torch.manual_seed(0)
+    layer, x = sab.SABGRU(4, 600, k_top=3, attention_size=8).eval(), _x(120)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.testing.assert_close(_stream(layer).step(x), _exact(layer, x)[0])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_faiss
+def test_a_stream_that_is_dropped_is_freed_at_once() -> None:
+    stream = _stream(_layer())
+    stream.step(_x())
+    held = weakref.ref(stream)
+    del stream
+    assert held() is None
+
+
+@needs_faiss
 def test_an_error_inside_a_search_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = _layer(), _x()
     stream = _stream(layer)
@@ -191,6 +213,8 @@ def test_other_mistakes_get_a_sentence() -> None:
         _stream(sab.SABGRUCell(4, 12))
     with pytest.raises(UserError, match="layer must be a SAB layer; got GRU"):
         _stream(torch.nn.GRU(4, 12))
+    with pytest.raises(UserError, match="layer must be in evaluation mode"):
+        _stream(_layer(recurrent_dropout=0.5).train())
     stream = _stream(layer)
     with pytest.raises(UserError, match=r"input must be one sequence.*got a batch of 2"):
         stream.step(torch.zeros(3, 2, 4))

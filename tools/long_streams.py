@@ -224,13 +224,15 @@ def _accuracies(records: Sequence[dict[str, Any]]) -> str:
     kinds = list(dict.fromkeys((one["model"], one["mode"]) for one in records))
     rows: list[list[str]] = []
     for model, mode in sorted(kinds, key=lambda kind: (list(NAMES).index(kind[0]), list(MODES).index(kind[1]))):
-        of_kind = [one for one in records if (one["model"], one["mode"]) == (model, mode)]
+        of_kind = sorted(
+            (one for one in records if (one["model"], one["mode"]) == (model, mode)), key=lambda one: one["seed"]
+        )
         trained = {one["seed"]: one["trained_accuracy"] for one in of_kind}
         cells = [_each(list(trained.values()))]
         cells += [_each([one["accuracy"] for one in of_kind if one["steps"] == steps]) for steps in LENGTHS]
         rows.append([NAMES[model], _memory(model, mode), *cells])
-    header = ["model", "memory while streaming", "T = 100 or 120", *(f"T = {steps:,}" for steps in LENGTHS)]
-    return "Accuracy in per cent, of each seed:\n\n" + markdown(header, rows)
+    header = ["model", "memory while streaming", "as trained", *(f"T = {steps:,}" for steps in LENGTHS)]
+    return "Accuracy in per cent, of each seed that was run:\n\n" + markdown(header, rows)
 
 
 def _name(record: dict[str, Any]) -> str:
@@ -276,11 +278,13 @@ def figure(records: Sequence[dict[str, Any]]) -> Figure:
         name = f"{one['model']}: {'32' if one['model'] == 'bounded' else one['mode']}"
         panels[0].plot(steps, spent, color=colour, marker="o", linewidth=2, label=name)
         panels[1].plot(steps, [value / 2**20 for value in held], color=colour, marker="o", linewidth=2, label=name)
-    for axes, label in zip(panels, ("CPU time of a step, µs", "memory of the process, MB"), strict=True):
+    labels = {"CPU time of a step, µs": 5, "memory of the process, MB": 200}
+    for axes, (label, bottom) in zip(panels, labels.items(), strict=True):
         axes.set(xlabel="steps of the stream", ylabel=label, xscale="log")
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         use_log_scale(axes)
+        axes.set_ylim(bottom=bottom)
         plain(axes)
         label_lines(axes)
     return drawn

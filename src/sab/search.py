@@ -84,7 +84,7 @@ class IndexedStream:
         self._index = self._new_index(index, parameters)
         self._found = self._wanted = self._checks = 0
         self._error: BaseException | None = None
-        self._candidates = Candidates(FIND(self._found_for), torch.empty(0, dtype=torch.int32, device="cpu"))
+        self._slots = torch.empty(0, dtype=torch.int32, device="cpu")
         self._form = layer._form
         x = layer._own_weight.new_zeros(1, layer.input_size)
         with torch.inference_mode(False), torch.no_grad():
@@ -153,17 +153,18 @@ class IndexedStream:
                 raise UserValueError(f"input must be one sequence, since an index serves one; got {given}.", "input")
             if self._memory.seen + steps > MOST_STEPS:
                 raise UserValueError(f"input must end within {MOST_STEPS} steps of a stream; it does not.", "input")
-            stepper = self._stepper()
-            outputs = [self._step(stepper, x) for x in sequences.x.detach().contiguous().unbind(0)]
+            stepper, find = self._stepper(), FIND(self._found_for)  # kept, it would keep this stream alive
+            outputs = [self._step(stepper, find, x) for x in sequences.x.detach().contiguous().unbind(0)]
             output: Any = sequences.restore(torch.stack(outputs))
         return output
 
-    def _step(self, stepper: Stepper, x: Tensor) -> Tensor:
-        candidates = self._candidates if self._index.ntotal > 0 else None  # without it, every microstate is scored
-        room = self._layer.config.k_top + self._memory.last - self._index.ntotal
-        if candidates is not None and len(candidates.slots) < room:
-            candidates = candidates._replace(slots=torch.empty(2 * room, dtype=torch.int32, device="cpu"))
-            self._candidates = candidates
+    def _step(self, stepper: Stepper, find: Any, x: Tensor) -> Tensor:
+        candidates = None  # every microstate is scored
+        if self._index.ntotal > 0:
+            room = self._layer.config.k_top + self._memory.last - self._index.ntotal
+            if len(self._slots) < room:
+                self._slots = torch.empty(2 * room, dtype=torch.int32, device="cpu")
+            candidates = Candidates(find, self._slots)
         stepped = stepper.step(x, self._h, self._c, self._memory, self._memory.shape, candidates)
         assert stepped is not None  # the input has been checked
         if self._error is not None:
@@ -189,7 +190,7 @@ class IndexedStream:
             return self._search(address)
         except BaseException as error:
             self._error = error
-            self._candidates.slots[0] = 0
+            self._slots[0] = 0
             return 1
 
     def _search(self, address: int) -> int:
@@ -199,7 +200,7 @@ class IndexedStream:
         query = numpy.frombuffer(entries, number)
         _, found = self._index.search(query.astype(numpy.float32)[None], min(k, indexed))
         older = numpy.sort(found[found >= 0])  # faiss fills up with -1
-        slots = self._candidates.slots.numpy()
+        slots = self._slots.numpy()
         count, last = len(older), len(older) + len(keys) - indexed
         slots[:count] = older
         slots[count:last] = numpy.arange(indexed, len(keys))
@@ -223,7 +224,7 @@ class IndexedStream:
         if len(keys) == 0 or not (self._index.is_trained or len(keys) >= self._train_after):
             return
         if not self._index.is_trained:
-            self._index.train(keys)
+            self._index.train(keys[:: len(keys) // self._train_after])
         self._index.add(keys)
 
     @property
@@ -251,6 +252,8 @@ def _checked(layer: Any) -> SABLayer[Any]:
         )
     if layer._own_weight.device.type != "cpu":
         raise UserValueError(f"layer must be on the CPU for an index; got {layer._own_weight.device}.", "layer")
+    if layer.recurrent_dropout > 0 and layer.training:
+        raise UserValueError("layer must be in evaluation mode, since it has recurrent dropout: layer.eval().", "layer")
     config = layer.config
     if config.k_top == 0:
         raise UserValueError("k_top must be at least 1 for an index; got 0.", "k_top")

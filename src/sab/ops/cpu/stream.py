@@ -338,7 +338,7 @@ class Stepper:
         room, find = 0 if held is None else held.used, 0
         if candidates is not None:
             live, room = candidates.slots, len(candidates.slots)
-            find = ctypes.cast(candidates.find, ctypes.c_void_p).value
+            find = ctypes.c_void_p.from_buffer(candidates.find).value  # a cast would be a cycle
         h_new = x.new_empty(shape.of_states)
         c_new = None if c is None else x.new_empty(shape.of_states)
         now = pack_step(
