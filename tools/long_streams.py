@@ -278,14 +278,15 @@ def figure(records: Sequence[dict[str, Any]]) -> Figure:
         name = f"{one['model']}: {'32' if one['model'] == 'bounded' else one['mode']}"
         panels[0].plot(steps, spent, color=colour, marker="o", linewidth=2, label=name)
         panels[1].plot(steps, [value / 2**20 for value in held], color=colour, marker="o", linewidth=2, label=name)
-    labels = {"CPU time of a step, µs": 5, "memory of the process, MB": 200}
-    for axes, (label, bottom) in zip(panels, labels.items(), strict=True):
+    for axes, label in zip(panels, ("CPU time of a step, µs", "memory of the process, MB"), strict=True):
         axes.set(xlabel="steps of the stream", ylabel=label, xscale="log")
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        use_log_scale(axes)
-        axes.set_ylim(bottom=bottom)
         plain(axes)
+    use_log_scale(panels[0])
+    panels[0].set_ylim(bottom=5)
+    panels[1].set_ylim(0, 1.3 * panels[1].get_ylim()[1])
+    for axes in panels:
         label_lines(axes)
     return drawn
 
