@@ -30,7 +30,8 @@ LIBRARY = {
     "estimators": "errors extras config layers tracing plot",
     "online": "errors state parts config ops tracing",
     "export": "errors extras parts ops layers",
-    "sab": "errors state config layers cells tracing plot export online",
+    "search": "errors extras state parts config inputs ops layers",
+    "sab": "errors state config layers cells tracing plot export online search",
 }
 SHARED = "lab.files lab.locks lab.stored"
 LAB = {
@@ -144,8 +145,9 @@ before = set(sys.modules)
 import sab
 new = set(sys.modules) - before
 packages = {"tyro", "rich", "matplotlib", "triton", "safetensors", "tensorboard", "ray", "sympy", "sklearn"}
-packages |= {"onnx", "onnxscript"}
-heavy = ("sab.lab", "sab.plot", "sab.estimators", "sab.export", "torch._dynamo", "torch._inductor", "sab.ops.triton")
+packages |= {"onnx", "onnxscript", "faiss"}
+heavy = ("sab.lab", "sab.plot", "sab.estimators", "sab.export", "sab.search", "sab.ops.triton")
+heavy += ("torch._dynamo", "torch._inductor")
 bad = [name for name in new if name.split(".")[0] in packages or name.startswith(heavy)]
 assert not bad, bad
 torch.ops.sab.recurrence  # a program of torch.export needs it

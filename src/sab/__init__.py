@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sab import export as export
     from sab import online as online
     from sab import plot as plot
+    from sab import search as search
 
 __all__ = [
     "SABGRU",
@@ -32,8 +33,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`sab.export`, `sab.online` and `sab.plot` are imported when they are first asked for: layers need none."""
-    if name in ("export", "online", "plot"):
+    """`sab.export`, `sab.online`, `sab.plot` and `sab.search` are imported when they are first asked for: layers need
+    none of them."""
+    if name in ("export", "online", "plot", "search"):
         import importlib
 
         return importlib.import_module(f"sab.{name}")

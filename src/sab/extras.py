@@ -18,6 +18,7 @@ EXTRAS = {
     "sklearn": "sklearn",
     "onnx": "onnx",
     "onnxscript": "onnx",
+    "faiss": "search",
     "mambapy": "rivals",
     "minGRU_pytorch": "rivals",
     "xlstm": "rivals",
@@ -31,6 +32,7 @@ PURPOSES = {
     "ray": "`sab reproduce --on ray`",
     "sklearn": "the estimators of `sab.estimators`",
     "onnx": "`sab.export.to_onnx`",
+    "search": "`sab.search.IndexedStream`",
     "rivals": "`sab reproduce rivals` and the models of other packages",
 }
 """What each extra is for."""

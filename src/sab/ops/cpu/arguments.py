@@ -24,7 +24,7 @@ POINTERS = """
     hidden_gates joined dh chain dh_hat masked dsummary_now
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
     dnorm_ih dnorm_hh db_ih db_hh dnorm_c_weight dnorm_c_bias
-    microstates numbers sketch_codes sketch_scales sketch_facts live reads
+    microstates numbers sketch_codes sketch_scales sketch_facts live reads find
 """.split()
 
 
@@ -48,6 +48,7 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("microstates", "keys", "numbers", "live", "reads")),
         *((name, ctypes.c_void_p) for name in ("sketch_codes", "sketch_scales", "sketch_facts")),
         ("begin", ctypes.c_int64),
+        ("find", ctypes.c_void_p),
     ]
 
 

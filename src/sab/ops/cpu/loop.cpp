@@ -75,6 +75,9 @@ struct Arguments {
     // Of a bounded macrostate, [row, places]: the slots of what it holds, oldest first, and counts of reads, or null.
     int32_t *live;
     int64_t *reads;
+    // Of a stream with an index: writes the slots that may have the highest scores for a query into `live`, oldest first,
+    // `places` of them at most, and returns how many there are, one at least. Null: all slots may.
+    int64_t (*find)(const void *query);
 };
 
 // Whether the library has the parts that the arguments name.
@@ -151,7 +154,7 @@ template <typename T> class Pass {
           splits_gates(visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; })),
           scratch(d), total(d),
           normed_c(a.norm_c_weight == nullptr ? 0 : n), dread(normed_c.size()),
-          selector(schedule.slots_at(a.steps) + 1) {}
+          selector(a.find == nullptr ? schedule.slots_at(a.steps) + 1 : a.places) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
@@ -461,8 +464,9 @@ template <typename T> class Pass {
         int64_t k = std::min(a.k_top, used);
         int32_t *selected = a.selected + (t * a.batch + row) * a.k_top;
         T *weights = at(a.weights, t, row, a.k_top), *summary = at(a.summary, t, row, n), *scores = selector.scores.data();
-        const Remembered held = remembered(row, used);
-        auto slot_of = [&](int64_t i) { return a.max_memory > 0 ? int64_t(held.slots[i]) : i; };
+        Remembered held = remembered(row, used);
+        bool has_list = a.max_memory > 0 || a.find != nullptr;
+        auto slot_of = [&](int64_t i) { return has_list ? int64_t(held.slots[i]) : i; };
         visit(Scorers{}, a.scorer, [&](auto scorer) {
             if constexpr (scorer.query_cancels) {
                 T query = scorer.project(weight(a.w_query), of_step(a.h_hat, t, row, n), n);
@@ -474,7 +478,8 @@ template <typename T> class Pass {
                 if constexpr (scorer.normalises) scaled_query(t, row), query = scratch.data();
                 Best<T> found{a.k_top, weights, selected};
                 if constexpr (scorer.is_product) {
-                    if (a.max_memory > 0)
+                    if (a.find != nullptr) held.used = used = a.find(query), k = std::min(a.k_top, used);
+                    if (has_list)
                         held.multiply(key(a.keys, row, 0), query, d, scores), selector.select(used, found, a.dense);
                     else
                         selector.select_by_product(row - first, key(a.keys, row, 0), query, used, d, found, a.dense);
@@ -693,6 +698,7 @@ struct Step {
     // The sketch of the buffer that the keys are in, null without; they begin at its slot `begin`.
     void *sketch_codes, *sketch_scales, *sketch_facts;
     int64_t begin;
+    int64_t (*find)(const void *query);  // see `Arguments`; then `remembered` is the room of `live`
 };
 
 // One step of a stream: a pass of one step without a backward, with buffers of its own, after which the memory has the
@@ -709,7 +715,8 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     a.threads = a.shared ? s.threads : std::min(s.threads, s.batch);
     a.k_top = std::min(a.k_top, s.slots + 1);  // there are never more; one at least, without which there is no memory
     a.x = s.x, a.microstates = s.microstates, a.keys = s.keys, a.numbers = s.numbers;
-    a.places = a.max_memory, a.remembered = s.remembered, a.live = s.live, a.reads = s.reads;
+    a.find = s.find, a.places = a.find == nullptr ? a.max_memory : s.remembered;
+    a.remembered = s.remembered, a.live = s.live, a.reads = s.reads;
     a.sketch_codes = s.sketch_codes, a.sketch_scales = s.sketch_scales, a.sketch_facts = s.sketch_facts;
     a.sketch_slots = s.capacity, a.sketch_begin = s.begin;
     int64_t n = a.n, gate_size = n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; });

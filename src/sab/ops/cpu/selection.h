@@ -130,13 +130,17 @@ class Candidates {
 
 // Selects for the rows of a pass, one at a time.
 template <typename T> class Selector {
-    Candidates candidates;
+    // Of the thread, from pass to pass: with a million slots, fresh memory takes longer than a step of a stream.
+    static inline thread_local Candidates candidates;
+    static inline thread_local std::vector<T> room;
 
   public:
     Sketches<T> sketches;  // empty unless it is given room: then keys are to be added
-    std::vector<T> scores;  // of all slots of the present row; `select` may change them unless it is told to keep them
+    std::vector<T> &scores;  // of all slots of the present row; `select` may change them unless it is told to keep them
 
-    explicit Selector(int64_t slots) : scores(slots) {}
+    explicit Selector(int64_t slots) : scores(room) {
+        if (static_cast<int64_t>(room.size()) < slots) room.resize(slots + slots / 4);
+    }
 
     // By the scores of the first `used` slots.
     void select(int64_t used, Best<T> &best, bool keeps_scores) {

@@ -139,7 +139,8 @@ template <typename T> class Sketches {
     static constexpr int64_t KEYS = Sketch<T>::KEYS;
     using Facts = typename Sketch<T>::Facts;
     std::vector<uint16_t> own_codes;
-    std::vector<float> own_scales, rough;
+    std::vector<float> own_scales;
+    static inline thread_local std::vector<float> rough;  // of the thread, as the buffers of a Selector
     std::vector<Facts> own_facts;
     uint16_t *codes = nullptr;
     float *scales = nullptr;
@@ -154,7 +155,7 @@ template <typename T> class Sketches {
         codes = static_cast<uint16_t *>(its_codes) + row * room * Sketch<T>::pairs(d);
         scales = static_cast<float *>(its_scales) + row * room;
         facts = static_cast<Facts *>(its_facts) + row;
-        rough.resize(room);
+        if (static_cast<int64_t>(rough.size()) < room) rough.resize(room);
     }
     void resize(int64_t rows, int64_t slots, int64_t key_size) {
         int64_t padded = (slots + KEYS - 1) / KEYS * KEYS;

@@ -37,6 +37,8 @@ FEWEST_SLOTS = 16
 """Room in the buffer of a new stream."""
 SKETCH_BLOCK = 64
 """A sketch has room for a multiple of so many keys: `KEYS` of sketch.h."""
+FIND = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+"""The type of `find` of loop.cpp, which gets the address of a query."""
 PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
 """Types of tensors that are nothing but memory."""
 _making = Lock()
@@ -194,6 +196,15 @@ class Streamed(Pending[Memory]):
         return Streamed(buffer, max(self.first, self.last - count), self.last, self.seen, self.shape)
 
 
+class Candidates(NamedTuple):
+    """How a step of one sequence is told which slots it may select, where not all of them."""
+
+    find: Any
+    """A `FIND`: writes them into `slots`, oldest first, and returns how many there are, one at least."""
+    slots: Tensor
+    """Room for them, [places], int32."""
+
+
 class Stepper:
     """One layer's step: its weights as the compiled step reads them, in their own memory.
 
@@ -298,9 +309,18 @@ class Stepper:
         return Buffer(self.like, shape.rows, capacity, self.key_size, self.k_att, is_sketched)
 
     def step(
-        self, x: Tensor, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape
+        self,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor | None,
+        memory: Streamed,
+        shape: Shape,
+        candidates: Candidates | None = None,
     ) -> tuple[Tensor, Tensor | None, Streamed] | None:
-        """h, c and the memory after one step with the input x; None where x has NaN in it."""
+        """h, c and the memory after one step with the input x; None where x has NaN in it.
+
+        Candidates are for one row, an unbounded macrostate and a scorer whose scores are inner products.
+        """
         buffer, first, last, seen, held = memory.buffer, memory.first, memory.last, memory.seen, memory.held
         if buffer is None:
             return None
@@ -314,6 +334,11 @@ class Stepper:
             buffer.take(last)
         if held is not None:
             held = held.copy(keeps)
+        live = None if held is None else held.live
+        room, find = 0 if held is None else held.used, 0
+        if candidates is not None:
+            live, room = candidates.slots, len(candidates.slots)
+            find = ctypes.c_void_p.from_buffer(candidates.find).value  # a cast would be a cycle
         h_new = x.new_empty(shape.of_states)
         c_new = None if c is None else x.new_empty(shape.of_states)
         now = pack_step(
@@ -322,17 +347,18 @@ class Stepper:
             buffer.capacity,
             seen,
             torch.get_num_threads(),
-            0 if held is None else held.used,
+            room,
             x.data_ptr(),
             h.data_ptr(),
             0 if c is None else c.data_ptr(),
             h_new.data_ptr(),
             0 if c_new is None else c_new.data_ptr(),
             *[pointer + first * size for pointer, size in buffer.pointers],
-            0 if held is None else held.live.data_ptr(),
+            0 if live is None else live.data_ptr(),
             0 if held is None or held.reads is None else held.reads.data_ptr(),
             *buffer.sketch_pointers,
             first,
+            find,
         )
         if self._run(self._arguments, now) != 0:
             return None
