@@ -279,7 +279,7 @@ def test_a_layer_with_another_memory_is_refused_in_a_sentence() -> None:
     ):
         model = _model(**of_layer)
         with pytest.raises(UserError, match=sentence):
-            Learner(model, Recorder(model), squares, **options)
+            Learner(model, Recorder(model), squares, **options)  # pyright: ignore[reportArgumentType]
 
 
 def _from_the_beginning(

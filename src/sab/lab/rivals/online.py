@@ -146,9 +146,9 @@ def uoro(steps: Steps, gradients: Tensor, carried: Carried | None = None) -> tup
     total = torch.zeros_like(weights)
     for t in range(steps.count):
         signs = random_signs(state)
-        carried, added = steps.carry(t, state), steps.weights(t, signs)
-        old, new = _scale(_norm(weights), _norm(carried)), _scale(_norm(added), _norm(signs))
-        state = _times(old, carried) + _times(new, signs)
+        moved, added = steps.carry(t, state), steps.weights(t, signs)
+        old, new = _scale(_norm(weights), _norm(moved)), _scale(_norm(added), _norm(signs))
+        state = _times(old, moved) + _times(new, signs)
         weights = _times(1 / old, weights) + _times(1 / new, added)
         total += _times((gradients[t] * state[:, 0]).sum(-1), weights)
     return total, (state, weights)
@@ -160,9 +160,9 @@ def nobacktrack(steps: Steps, gradients: Tensor, carried: Carried | None = None)
     total = torch.zeros_like(weights)
     for t in range(steps.count):
         signs, kept = random_signs(state), random_signs(state[:, 0, 0])
-        carried = steps.carry(t, state)
-        old, new = _scale(_norm(weights), _norm(carried)), _scale(steps.direct_norms(t), torch.ones_like(signs))
-        state = _times(kept * old, carried) + new * signs
+        moved = steps.carry(t, state)
+        old, new = _scale(_norm(weights), _norm(moved)), _scale(steps.direct_norms(t), torch.ones_like(signs))
+        state = _times(kept * old, moved) + new * signs
         weights = _times(kept / old, weights) + steps.weights(t, signs / new)
         total += _times((gradients[t] * state[:, 0]).sum(-1), weights)
     return total, (state, weights)
