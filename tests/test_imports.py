@@ -16,6 +16,7 @@ PACKAGE = "sab"
 LIBRARY = {
     "errors": "",
     "extras": "",
+    "files": "errors",
     "palette": "",
     "torch_private": "",
     "state": "errors torch_private",
@@ -28,7 +29,7 @@ LIBRARY = {
     "tracing": "errors state parts config inputs ops layers cells",
     "plot": "errors extras palette state config tracing",
     "estimators": "errors extras config layers tracing plot",
-    "online": "errors state parts config ops tracing",
+    "online": "errors files state parts config ops tracing",
     "export": "errors extras parts ops layers",
     "search": "errors extras state parts config inputs ops layers",
     "sab": "errors state config layers cells tracing plot export online search",

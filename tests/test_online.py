@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import resource
+import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,11 +252,43 @@ def test_what_is_forgotten_is_not_read_and_gets_no_gradient(max_memory: int, k_a
     assert_equal(optimizer.sums, sums)
 
 
-def _from_the_beginning(model: Model, x: Tensor, first: int, last: int, max_memory: int) -> Tensor:
+@pytest.mark.parametrize("piece", [2, 5, 8])
+@pytest.mark.parametrize(("max_memory", "k_att"), [(3, 2), (4, 2), (7, 1), (2, 7)])
+def test_a_layer_that_forgets_by_itself_is_followed(max_memory: int, k_att: int, piece: int) -> None:
+    """It forgets at every step: the memory and the gradients are those of the layer run over the whole stream."""
+    model, (x, y) = _model(k_att=k_att, max_memory=max_memory), sequence(42)
+    optimizer = Recorder(model)
+    learner = Learner(model, optimizer, squares)
+    assert learner.max_memory == max_memory
+    steps = follow(learner, x, y, piece)
+    sums = {name: torch.zeros_like(one) for name, one in model.named_parameters()}
+    for first in range(0, 42, piece):
+        last = min(first + piece, 42)
+        prediction = _from_the_beginning(model, x, first, last, max_memory, layer_forgets=True)
+        for name, gradient in gradients_of(squares(prediction, y[first:last]), model).items():
+            sums[name] += gradient
+    assert_close(torch.cat([step.prediction for step in steps]), model(x).detach())
+    assert_equal(optimizer.sums, sums)
+
+
+def test_a_layer_with_another_memory_is_refused_in_a_sentence() -> None:
+    for of_layer, options, sentence in (
+        ({"max_memory": 4, "forget": "most_read"}, {}, "forget must be 'recent'"),
+        ({"max_memory": 4}, {"max_memory": 5}, "max_memory must be the layer's own, 4, or be left out; got 5"),
+        ({"max_memory": 2}, {}, "max_memory of the layer must be at least 3"),
+    ):
+        model = _model(**of_layer)
+        with pytest.raises(UserError, match=sentence):
+            Learner(model, Recorder(model), squares, **options)  # pyright: ignore[reportArgumentType]
+
+
+def _from_the_beginning(
+    model: Model, x: Tensor, first: int, last: int, max_memory: int, layer_forgets: bool = False
+) -> Tensor:
     """The prediction for steps first + 1 to last, with a graph of the chunks that are kept after `first` steps."""
     config, state, outputs = model.rnn.config, None, []
     k, k_att = config.k_trunc or 0, config.k_att
-    oldest = max(0, (first - first % k) // k_att - max_memory)
+    oldest = max(0, (first if layer_forgets else first - first % k) // k_att - max_memory)
     for begin in range(0, last, k):
         if state is not None:
             state = state.recent(max_memory)
@@ -337,6 +372,59 @@ def test_it_goes_on_bit_for_bit_from_a_file(weights: str, update_every: int) -> 
     assert torch.equal(learner.explain().credit, resumed.explain().credit)
     for one, other in zip(learner.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A limit on the size of files does what a full disk does."""
+    x, y = sequence(40)
+    usual, learner = _learner(update_every=2), _learner(update_every=2)
+    pieces, path = list(zip(x.split(4), y.split(4), strict=True)), tmp_path / "learner.pt"
+    for piece in pieces[:3]:
+        _assert_same([usual.step(*piece)], [learner.step(*piece)])
+    learner.save(path)
+    before = path.read_bytes()
+    for piece in pieces[3:5]:
+        _assert_same([usual.step(*piece)], [learner.step(*piece)])
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"path '.*learner.pt' must be a place that can be written to; it is not"):
+            learner.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+    _assert_same([usual.step(*piece) for piece in pieces[5:]], [learner.step(*piece) for piece in pieces[5:]])
+    resumed, again = _learner(update_every=2), _learner(update_every=2)
+    resumed.load(path)
+    for piece in pieces[:3]:
+        again.step(*piece)
+    _assert_same([again.step(*piece) for piece in pieces[3:]], [resumed.step(*piece) for piece in pieces[3:]])
+
+
+def test_a_file_that_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+    learner, (x, y) = _learner(), sequence(10)
+    learner.step(x, y)
+    learner.save(tmp_path / "whole.pt")
+    (tmp_path / "half.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:-900])
+    (tmp_path / "text.pt").write_text("no state")
+    (tmp_path / "empty.pt").touch()
+    torch.save(object, tmp_path / "other.pt")
+    for name, sentence in (
+        ("half.pt", "must be a file of Learner.save; it is damaged, or another"),
+        ("text.pt", "must be a file of Learner.save; it is damaged, or another"),
+        ("empty.pt", "must be a file of Learner.save; it is damaged, or another"),
+        ("other.pt", "must be a file of Learner.save; it is damaged, or another"),
+        ("none.pt", "No such file or directory"),
+        (".", "must be a file that can be read; Is a directory"),
+    ):
+        with pytest.raises(UserError) as refusal:
+            learner.load(tmp_path / name)
+        assert sentence in str(refusal.value)
+    with pytest.raises(UserError, match="No such file or directory"):
+        learner.save(tmp_path / "none" / "learner.pt")
+    assert learner.seen == 10
 
 
 def _learner(optimizer: Any = torch.optim.Adam, cell: str = "lstm", **options: Any) -> Learner:
@@ -463,7 +551,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: _calling(lambda rnn, x: rnn(x, lengths=torch.tensor([1, 2]))), "without lengths"),
     "dictionary": (lambda: _calling(lambda rnn, x: {"y": rnn(x)[0]}), "a tensor, or a tuple that begins with one"),
     "other steps": (lambda: _calling(lambda rnn, x: rnn(x[::2])), "x must have its steps in dimension 0"),
-    "forgetful": (lambda: Forgetful(3, 4, k_att=1), "a layer that forgets nothing by itself"),
+    "forgetful": (lambda: Forgetful(3, 4, k_att=1), "a layer that forgets by its max_memory alone"),
     "dropout": (lambda: nn.Sequential(sab.SABGRU(3, 4), nn.Dropout(0.1)), "no dropout"),
     "dropout of states": (lambda: sab.SABGRU(3, 4, recurrent_dropout=0.1), "no dropout"),
     "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(3), sab.SABGRU(3, 4)), "no batch norm"),

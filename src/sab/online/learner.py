@@ -9,15 +9,19 @@ number of skips, each chunk once. `docs/mathematics.md` has the definition.
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
+from sab.files import replacing
 from sab.online.credit import Arrived, due, run_again
 from sab.online.driver import Driver
 from sab.online.period import Period, Runner
@@ -86,8 +90,9 @@ class Learner:
         weights: The weights that earlier chunks are run again with: today's (`now`), or those that they ran with
             (`then`), a copy of which is kept for every update that is remembered.
         clip: The largest norm of a gradient; None for no limit.
-        max_memory: How many microstates the memory holds: the latest ones. A chunk is kept, and may receive gradient,
-            for as long as one of its microstates is among them.
+        max_memory: How many microstates the memory holds: the latest ones. None is the layer's own `max_memory`, or 256
+            where it has none. A chunk is kept, and may receive gradient, for as long as one of its microstates is among
+            them.
         max_chunks: How many earlier chunks an update may run again, besides the one that it begins in; None for all
             that are kept and receive gradient.
 
@@ -108,7 +113,7 @@ class Learner:
         update_every: int = 1,
         weights: str = "now",
         clip: float | None = None,
-        max_memory: int = 256,
+        max_memory: int | None = None,
         max_chunks: int | None = None,
     ):
         self._driver = Driver(model)
@@ -120,9 +125,10 @@ class Learner:
         self.update_every = check_int("update_every", update_every, 1)
         self.weights = check_choice("weights", weights, WEIGHTS)
         self.clip = None if clip is None else check_float("clip", clip, above=0)
-        self.max_memory = check_int("max_memory", max_memory, 1)
         self.max_chunks = check_int("max_chunks", max_chunks, 0, optional=True)
-        self._horizon = Horizon.of(self._driver.layer.config, self.max_memory)
+        own = check_int("max_memory", max_memory, 1, optional=True)
+        self._horizon = Horizon.of(self._driver.layer.config, own)
+        self.max_memory = self._horizon.max_memory
         self._runner = Runner(self._driver, self._horizon, self.weights == "then")
         self._stream: Stream | None = None
         """The stream at the last update."""
@@ -239,6 +245,31 @@ class Learner:
             raise UserValueError(
                 f"state must be that of a learner with such a model and optimizer; {_first_line(error)}.", "state"
             ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write `state_dict` to a file, in one move: where that fails, as on a full disk, an earlier file of that name
+        stays whole, and the learner goes on."""
+        content = io.BytesIO()
+        torch.save(self.state_dict(), content)
+        with replacing(Path(path), "path") as temporary:
+            temporary.write_bytes(content.getbuffer())
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a file of `save`. What is refused changes nothing."""
+        file = Path(path)
+        try:
+            content = io.BytesIO(file.read_bytes())
+        except OSError as error:
+            raise UserValueError(
+                f"path {str(file)!r} must be a file that can be read; {error.strerror}.", "path"
+            ) from error
+        try:
+            state = torch.load(content, self._driver.layer.weight_hh_l0.device, weights_only=True)
+        except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            raise UserValueError(
+                f"path {str(file)!r} must be a file of Learner.save; it is damaged, or another.", "path"
+            ) from error
+        self.load_state_dict(state)
 
     def _take(self, period: Period | None, x: Tensor, y: Any) -> tuple[Tensor, Tensor | None, Period]:
         """The prediction for a piece, its loss, and the period with it."""

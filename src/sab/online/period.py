@@ -156,11 +156,11 @@ class Runner:
             own = weights if self.keeps_weights else None
             chunks[-1] = chunks[-1].grown(x.narrow(time, done, length), own, time)
             made = horizon.next(seen + length) - horizon.next(seen)
-            slots = horizon.next(seen + length) - horizon.oldest(seen)
+            slots = horizon.held(seen, length)
             if state.numbers.shape[-1] != slots:
                 raise UserValueError(
-                    f"model must have a layer that forgets nothing by itself, since max_memory does; after "
-                    f"{seen + length} steps it holds {state.numbers.shape[-1]} microstates, not {slots}.",
+                    f"model must have a layer that forgets by its max_memory alone; after {seen + length} steps it "
+                    f"holds {state.numbers.shape[-1]} microstates, not {slots}.",
                     "model",
                 )
             if made > 0:

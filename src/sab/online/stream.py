@@ -29,12 +29,33 @@ class Horizon(NamedTuple):
     k_trunc: int
     max_memory: int
     has_memory: bool
+    layer_forgets: bool = False
+    """Whether the layer itself forgets, at every step; else the memory is cut down when a chunk begins."""
 
     @classmethod
-    def of(cls, config: SABConfig, max_memory: int) -> Horizon:
+    def of(cls, config: SABConfig, max_memory: int | None) -> Horizon:
+        """That of a layer, which may have a `max_memory` of its own; None is that, or 256."""
         if config.k_trunc is None:
             raise UserValueError("k_trunc must be a number for a stream to be learned from; got None.", "k_trunc")
-        return cls(config.k_att, config.k_trunc, max_memory, config.k_top > 0)
+        own = config.max_memory if config.forgets else None
+        if own is None:
+            return cls(config.k_att, config.k_trunc, 256 if max_memory is None else max_memory, config.k_top > 0)
+        if config.forget != "recent":
+            raise UserValueError(
+                f"forget must be 'recent' in a stream to be learned from; got {config.forget!r}.", "forget"
+            )
+        if max_memory not in (None, own):
+            raise UserValueError(
+                f"max_memory must be the layer's own, {own}, or be left out; got {max_memory}.", "max_memory"
+            )
+        made = -(-config.k_trunc // config.k_att)
+        if own < made:
+            raise UserValueError(
+                f"max_memory of the layer must be at least {made}, the microstates of k_trunc steps, for a stream to "
+                f"be learned from; got {own}.",
+                "max_memory",
+            )
+        return cls(config.k_att, config.k_trunc, own, True, layer_forgets=True)
 
     def next(self, seen: int) -> int:
         """The number of the next microstate after so many steps."""
@@ -45,9 +66,14 @@ class Horizon(NamedTuple):
         return seen - seen % self.k_trunc
 
     def oldest(self, seen: int) -> int:
-        """The number of the oldest microstate that the next step's chunk may read: older ones are forgotten, when a
-        chunk begins."""
-        return max(0, self.next(self.begin(seen)) - self.max_memory)
+        """The number of the oldest microstate that the next step may read, or its chunk: older ones are forgotten, by
+        the layer or when a chunk begins."""
+        return max(0, self.next(seen if self.layer_forgets else self.begin(seen)) - self.max_memory)
+
+    def held(self, seen: int, length: int) -> int:
+        """How many microstates the layer's state has when it has gone on from `seen` by so many steps of a chunk."""
+        after = seen + length
+        return self.next(after) - self.oldest(after if self.layer_forgets else seen)
 
     def is_kept(self, chunk: Chunk, seen: int) -> bool:
         """Whether a chunk may still receive gradient after so many steps: it is not over, or made a microstate that is

@@ -94,15 +94,35 @@ def test_the_rank_one_estimates_are_unbiased(method: str, cell: str) -> None:
     samples, steps = 20_000, 4
     layer = make_online(method, cell)
     x, of_hidden = X[:steps, :1], OF_HIDDEN[:steps, :1]
-    exact = CREDITS["rtrl"](steps_of(layer, x), of_hidden)[0]
+    exact = CREDITS["rtrl"](steps_of(layer, x), of_hidden, None)[0][0]
     torch.manual_seed(0)
     many = steps_of(layer, x.expand(-1, samples, -1).contiguous())
-    estimates = CREDITS[method](many, of_hidden.expand(-1, samples, -1))
+    estimates, _ = CREDITS[method](many, of_hidden.expand(-1, samples, -1), None)
     errors = estimates.std(0) / samples**0.5
     assert ((estimates.mean(0) - exact).abs() <= 5 * errors + 1e-12).all()
     assert errors.norm() < 0.1 * exact.norm(), "so few samples prove nothing"
     (first, _, _) = dni(steps_of(layer, x), of_hidden, 1, torch.zeros_like)
     assert ((estimates.mean(0) - first[0]).abs() > 5 * errors).any(), "a truncated gradient is told apart"
+
+
+@pytest.mark.parametrize("method", CREDITS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_sequence_in_pieces_has_the_gradient_of_the_whole(cell: str, method: str) -> None:
+    layer = make_online(method, cell)
+    steps, credit = steps_of(layer, X), CREDITS[method]
+    torch.manual_seed(0)
+    whole, end = credit(steps, OF_HIDDEN, None)
+    torch.manual_seed(0)
+    total, carried = torch.zeros_like(whole), None
+    for first, last in ((0, 1), (1, 4), (4, T)):
+        with torch.no_grad():
+            piece = layer.steps(X[first:last], steps.states[first : last + 1])
+        found, carried = credit(piece, OF_HIDDEN[first:last], carried)
+        total += found
+    assert_close(total, whole)
+    assert carried is not None
+    for one, other in zip(carried, end, strict=True):
+        assert_close(one, other)
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
@@ -136,7 +156,7 @@ def test_a_perfect_synthetic_gradient_makes_windows_full_backpropagation(cell: s
     windows, seen, learned = dni(steps, OF_HIDDEN, 2, synthesiser)
     truncated, _, _ = dni(steps, OF_HIDDEN, 2, torch.zeros_like)
     assert len(none) == 0
-    assert_close(whole, CREDITS["rtrl"](steps, OF_HIDDEN))
+    assert_close(whole, CREDITS["rtrl"](steps, OF_HIDDEN, None)[0])
     assert_close(windows, whole)
     assert (truncated - whole).norm() > 1e-3 * whole.norm()
     assert_close(seen, steps.states[[4, 2]])

@@ -80,12 +80,13 @@ class Steps:
     def direct(self, t: int) -> Tensor:
         """The derivatives of each unit's state after step t by its own weights, at this step alone: [B, C, G, n, F]."""
         parts = ((self._by_x, self._x), (self._by_h, self._h))
-        return torch.cat([torch.einsum("bcgi,bf->bcgif", by[t], values[t]) for by, values in parts], -1)
+        return torch.cat([by[t].unsqueeze(-1) * values[t][:, None, None, None] for by, values in parts], -1)
 
     def weights(self, t: int, gradient: Tensor) -> Tensor:
         """The gradient of the weights at step t alone, from that of the state after it [B, C, n]: [B, G, n, F]."""
         parts = ((self._by_x, self._x), (self._by_h, self._h))
-        return torch.cat([torch.einsum("bci,bcgi,bf->bgif", gradient, by[t], values[t]) for by, values in parts], -1)
+        of_gates = [((gradient.unsqueeze(2) * by[t]).sum(1), values[t]) for by, values in parts]
+        return torch.cat([one.unsqueeze(-1) * values[:, None, None] for one, values in of_gates], -1)
 
     def direct_norms(self, t: int) -> Tensor:
         """The norms of `direct` over the weights, [B, C, n]."""
@@ -105,63 +106,72 @@ def step(cell: Cell, x_gates: Tensor, h_gates: Tensor, state: Tensor) -> Tensor:
     return torch.stack([h] if c is None else [h, c], dim=-2)
 
 
-# Credit: (steps, gradients of the hidden states [T, B, n]) -> each row's gradient of the weights [B, G, n, F].
+Carried = tuple[Tensor, ...]
+"""What a method carries from step to step."""
+Credit = Callable[[Steps, Tensor, Carried | None], tuple[Tensor, Carried]]
+"""Maps steps, the gradients of their hidden states [T, B, n] and what the steps before them carried (None: the steps
+are the first) to each row's gradient of the weights [B, G, n, F] and what is carried on."""
 
 
-def rtrl(steps: Steps, gradients: Tensor) -> Tensor:
+def rtrl(steps: Steps, gradients: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
     """The exact gradient: the influence of every weight on every state, [B, C, n, G, n, F]."""
     first = steps.direct(0)
-    influence = first.new_zeros(*first.shape[:2], first.shape[3], *first.shape[2:])
+    none = first.new_zeros(*first.shape[:2], first.shape[3], *first.shape[2:])
+    (influence,) = (none,) if carried is None else carried
     total = torch.zeros_like(first[:, 0])
     for t in range(steps.count):
         influence = steps.carry(t, influence)
         influence.diagonal(0, 2, 4).add_(steps.direct(t).movedim(3, -1))
         total += torch.einsum("bi,bigjf->bgjf", gradients[t], influence[:, 0])
-    return total
+    return total, (influence,)
 
 
-def snap1(steps: Steps, gradients: Tensor) -> Tensor:
+def snap1(steps: Steps, gradients: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
     """The influence of a weight on its own unit alone, [B, C, G, n, F]."""
-    influence = torch.zeros_like(steps.direct(0))
+    (influence,) = (torch.zeros_like(steps.direct(0)),) if carried is None else carried
     total = torch.zeros_like(influence[:, 0])
     for t in range(steps.count):
         influence = torch.einsum("bcki,bkgif->bcgif", steps.own(t), influence) + steps.direct(t)
-        total += torch.einsum("bi,bgif->bgif", gradients[t], influence[:, 0])
-    return total
+        total += gradients[t][:, None, :, None] * influence[:, 0]
+    return total, (influence,)
 
 
-def uoro(steps: Steps, gradients: Tensor) -> Tensor:
+def uoro(steps: Steps, gradients: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
     """The influence as an outer product of a state and of weights, whose expectation is the influence.
 
     Each step adds its own, multiplied from both sides by one vector of random signs; scales of both factors keep the
     variance low.
     """
-    state = torch.zeros_like(steps.states[0])
-    weights = torch.zeros_like(steps.weights(0, state))
+    state, weights = _nothing(steps) if carried is None else carried
     total = torch.zeros_like(weights)
     for t in range(steps.count):
         signs = random_signs(state)
-        carried, added = steps.carry(t, state), steps.weights(t, signs)
-        old, new = _scale(_norm(weights), _norm(carried)), _scale(_norm(added), _norm(signs))
-        state = _times(old, carried) + _times(new, signs)
+        moved, added = steps.carry(t, state), steps.weights(t, signs)
+        old, new = _scale(_norm(weights), _norm(moved)), _scale(_norm(added), _norm(signs))
+        state = _times(old, moved) + _times(new, signs)
         weights = _times(1 / old, weights) + _times(1 / new, added)
         total += _times((gradients[t] * state[:, 0]).sum(-1), weights)
-    return total
+    return total, (state, weights)
 
 
-def nobacktrack(steps: Steps, gradients: Tensor) -> Tensor:
+def nobacktrack(steps: Steps, gradients: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
     """As `uoro`, with a sign and a scale for each part of the state, and a sign for what is carried."""
-    state = torch.zeros_like(steps.states[0])
-    weights = torch.zeros_like(steps.weights(0, state))
+    state, weights = _nothing(steps) if carried is None else carried
     total = torch.zeros_like(weights)
     for t in range(steps.count):
         signs, kept = random_signs(state), random_signs(state[:, 0, 0])
-        carried = steps.carry(t, state)
-        old, new = _scale(_norm(weights), _norm(carried)), _scale(steps.direct_norms(t), torch.ones_like(signs))
-        state = _times(kept * old, carried) + new * signs
+        moved = steps.carry(t, state)
+        old, new = _scale(_norm(weights), _norm(moved)), _scale(steps.direct_norms(t), torch.ones_like(signs))
+        state = _times(kept * old, moved) + new * signs
         weights = _times(kept / old, weights) + steps.weights(t, signs / new)
         total += _times((gradients[t] * state[:, 0]).sum(-1), weights)
-    return total
+    return total, (state, weights)
+
+
+def _nothing(steps: Steps) -> Carried:
+    """The two factors of an influence of 0."""
+    state = torch.zeros_like(steps.states[0])
+    return state, torch.zeros_like(steps.weights(0, state))
 
 
 def random_signs(like: Tensor) -> Tensor:
@@ -184,7 +194,6 @@ def _times(factors: Tensor, tensor: Tensor) -> Tensor:
     return factors.view(-1, *[1] * (tensor.dim() - 1)) * tensor
 
 
-Credit = Callable[[Steps, Tensor], Tensor]
 CREDITS: dict[str, Credit] = {"rtrl": rtrl, "uoro": uoro, "nobacktrack": nobacktrack, "snap1": snap1}
 
 
@@ -263,15 +272,20 @@ class OnlineLayer(nn.Module):
         """The gradients of all parameters in their order, from those of the hidden states [T, B, n]."""
         steps = self.steps(x, states)
         if self.synthesiser is None:
-            total, learned = CREDITS[self.method](steps, of_hidden), ()
+            (total, _), learned = CREDITS[self.method](steps, of_hidden, None), ()
         else:
             window = steps.count if self.window is None else self.window
             total, seen, found = dni(steps, of_hidden, window, self.synthesiser)
             learned = self.synthesiser.gradients(seen, found)
+        return *self.by_parameter(total), *learned
+
+    def by_parameter(self, total: Tensor) -> Sequence[Tensor]:
+        """The rows' gradients of the weights [B, G, n, F], summed, as those of `weight_ih_l0`, `weight_hh_l0`,
+        `bias_ih_l0` and `bias_hh_l0`."""
         total = total.sum(0).flatten(0, 1)
         d, n = self.weight_ih_l0.shape[1], self.weight_hh_l0.shape[1]
         of_weight_ih, of_bias_ih, of_weight_hh, of_bias_hh = total.split([d, 1, n, 1], -1)
-        return of_weight_ih, of_weight_hh, of_bias_ih.squeeze(-1), of_bias_hh.squeeze(-1), *learned
+        return of_weight_ih, of_weight_hh, of_bias_ih.squeeze(-1), of_bias_hh.squeeze(-1)
 
 
 class _Synthesiser(nn.Module):
