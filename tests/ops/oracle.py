@@ -162,8 +162,10 @@ def _of_read_blocks(t: int, h: Tensor, memory: list[Tensor], kept: list[int], p:
         query = _aged(p["attn_v"] * _unit(query + p["attn_bias"]), t - 1)
         keys = [_aged(_unit(key), (i + 1) * options.k_att - 1) for key, i in zip(keys, kept, strict=True)]
 
+    numbers = [key.tolist() for key in keys]
+
     def bound(block: list[int]) -> float:
-        return sum(max((q * keys[place][entry]).item() for place in block) for entry, q in enumerate(query))
+        return sum(max(q * numbers[place][entry] for place in block) for entry, q in enumerate(query.tolist()))
 
     order = sorted(range(len(blocks) - 1), key=lambda j: (-bound(blocks[j]), j))
     return sorted(place for j in [*order[: options.blocks], len(blocks) - 1] for place in blocks[j])
