@@ -1,6 +1,6 @@
 """The tables of "Two levels" in docs/streams.md, from the records in benchmarks/levels.jsonl.
 
-`python -m tools.levels stream` or `training`, or with a seed `recall-0`, first measures that part
+`python -m tools.levels stream` or `training`, or with a seed `recall-0` or `copying-0`, first measures that part
 anew, on one CPU core.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sab
+from sab.lab.tasks.copying import Copying
 from sab.lab.tasks.recall import Recall
 from sab.ops import blocks, reference
 from tools.pages import ROOT, markdown, replace_part
@@ -39,7 +40,8 @@ Record = dict[str, Any]
 
 def main() -> None:
     measures: dict[str, Callable[[], list[Record]]] = {"stream": measure_stream, "training": measure_training}
-    measures |= {f"recall-{seed}": partial(measure_recall, seed) for seed in SEEDS}
+    for seed in SEEDS:
+        measures |= {f"recall-{seed}": partial(measure_recall, seed), f"copying-{seed}": partial(measure_copying, seed)}
     torch.set_num_threads(1)
     for part in sys.argv[1:]:
         new = [{"part": part} | one for one in measures[part]()]
@@ -167,6 +169,17 @@ def measure_recall(seed: int) -> list[Record]:
     return found
 
 
+def measure_copying(seed: int) -> list[Record]:
+    """Copying over 100 steps, trained and tested at this length with 5 of 15 blocks read."""
+    found: list[Record] = []
+    few: dict[str, Any] = {**HIERARCHICAL, "block_size": 4, "blocks": 4}
+    for trained, options in {"flat": {}, "hierarchical": few}.items():
+        model, solved = _train(Copying(length=100), seed, 2000, **options)
+        accuracy = _accuracy(model, Copying(length=100), 64)
+        found.append({"trained": trained, "seed": seed, "solved": solved, "accuracy": accuracy})
+    return found
+
+
 def _found(model: Model, length: int) -> list[Record]:
     """How much of what a flat layer selects lies in the blocks that keys of three kinds would have read.
 
@@ -226,7 +239,78 @@ def _mean(reads: list[dict[str, tuple[Tensor, Tensor]]], key: str, place: int) -
 
 def page_part(records: list[Record]) -> str:
     """All tables."""
-    return "TO DO"
+    return "\n\n".join(
+        [
+            "µs a step of CPU time, one core, the fastest of several rounds in turn; half of the steps are kept:",
+            _times_table(records),
+            "Recall, right answers of all seeds; *solved after*: the iteration of the first batch with 99 %, by seed:",
+            _accuracy_table(records),
+            "What part of the flat selection, and of its weight, lies in the blocks read, by the kind of a block's key:",
+            _found_table(records),
+            _copying_line(records),
+        ]
+    )
+
+
+def _times_table(records: list[Record]) -> str:
+    times = {
+        (one["part"], one["n"], one["length"], one["memory"]): one["us"]
+        for one in records
+        if one["part"] in ("stream", "training")
+    }
+    rows = []
+    for part, n, length in dict.fromkeys(key[:3] for key in times):
+        flat, levels = (times[part, n, length, memory] for memory in ("flat", "hierarchical"))
+        what = "a step of a stream" if part == "stream" else "training, forward and backward"
+        rows.append([what, str(n), f"{length:,}", f"{flat:.0f}", f"{levels:.0f}", f"{flat / levels:.1f}"])
+    return markdown(["what", "n", "T", "flat", "hierarchical", "flat / hierarchical"], rows)
+
+
+def _grouped(records: list[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
+    """Those of the recall task that have these entries, by them."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for one in records:
+        if one["part"].startswith("recall") and all(name in one for name in names):
+            groups.setdefault(tuple(one[name] for name in names), []).append(one)
+    return groups
+
+
+def _accuracy_table(records: list[Record]) -> str:
+    groups = _grouped(records, "trained", "read", "length")
+    lengths = sorted({length for *_, length in groups})
+    rows = []
+    for trained, read in dict.fromkeys(key[:2] for key in groups):
+        cells = [groups.get((trained, read, length), []) for length in lengths]
+        solved = ", ".join(str(one["solved"]) for one in cells[0])
+        rows.append([trained, solved, read, *(_percent(some, "accuracy") for some in cells)])
+    return markdown(["trained", "solved after", "read", *(f"T = {length:,}" for length in lengths)], rows)
+
+
+def _found_table(records: list[Record]) -> str:
+    groups = _grouped(records, "steps", "length", "block_key")
+    kinds = list(dict.fromkeys(kind for *_, kind in groups))
+    rows = []
+    for steps, length in dict.fromkeys(key[:2] for key in groups):
+        cells = [groups[steps, length, kind] for kind in kinds]
+        shares = [f"{_percent(some, 'found')}, {_percent(some, 'weight')}" for some in cells]
+        rows.append([steps, f"{length:,}", *shares])
+    return markdown(["steps", "T", *kinds], rows)
+
+
+def _copying_line(records: list[Record]) -> str:
+    some = [one for one in records if one["part"].startswith("copying")]
+    told = [
+        f"{trained} {_percent([one for one in some if one['trained'] == trained], 'accuracy')} "
+        f"(solved after {' and '.join(str(one['solved']) for one in some if one['trained'] == trained)} iterations)"
+        for trained in ("flat", "hierarchical")
+    ]
+    return f"Copying over 100 steps, trained and tested there with 5 of 15 blocks read: {', '.join(told)}."
+
+
+def _percent(records: list[Record], name: str) -> str:
+    if not records:
+        return "–"
+    return f"{sum(one[name] for one in records) / len(records):.1%}".replace("%", " %")
 
 
 if __name__ == "__main__":
