@@ -245,7 +245,7 @@ def page_part(records: list[Record]) -> str:
             _times_table(records),
             "Recall, right answers of all seeds; *solved after*: the iteration of the first batch with 99 %, by seed:",
             _accuracy_table(records),
-            "What part of the flat selection, and of its weight, lies in the blocks read, by the kind of a block's key:",
+            "What part of the flat selection, and of its weight, lies in the blocks read, by the kind of their keys:",
             _found_table(records),
             _copying_line(records),
         ]

@@ -25,7 +25,7 @@ class Levels(NamedTuple):
     """The last block, [B, 1]."""
 
     def read(self, numbers: Tensor, best: Tensor) -> Tensor:
-        """The microstates' numbers [B, S], with -1 for all but those of the `best` blocks [B, k] and of the last one."""
+        """The microstates' numbers [B, S], with -1 for all but those of the `best` blocks [B, k] and of the last."""
         chosen = torch.cat([best, self.last], dim=1)
         is_read = torch.zeros_like(self.scores, dtype=torch.bool).scatter(1, chosen, True)
         return numbers.masked_fill(~is_read.gather(1, self.of_slot), -1)
