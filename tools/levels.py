@@ -158,7 +158,7 @@ def measure_recall(seed: int) -> list[Record]:
     """Recall with every state kept, trained at 100 steps with 5 of 13 blocks read, and tested far beyond."""
     found: list[Record] = []
     for trained, options in WAYS.items():
-        model, solved = _train(Recall(length=100), seed, 600, **options)
+        model, solved = _train(Recall(length=100), seed, 1200, **options)
         about = {"trained": trained, "seed": seed, "solved": solved}
         for length, rows in zip((100, *LENGTHS), (64, 32, 8, 2), strict=True):
             for read in WAYS if length < 100_000 else [trained]:

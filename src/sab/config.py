@@ -22,6 +22,8 @@ NEUTRAL_GATE = 1e-4
 MOST_STEPS = 2**31 - 1
 """How many steps may lie between two microstates or two cuts, or before a call: what is counted from there, and the
 angles of the scorer `cosine`, still are 64-bit numbers."""
+LARGEST_BLOCK = 2**20
+"""How many microstates the smallest blocks may hold: sixteen times its square is a 64-bit number."""
 
 # At run time the types of the options hold their choices, from which a command line can be made.
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ class SABConfig:
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
             "max_memory": check_int("max_memory", self.max_memory, 1, optional=True, maximum=MOST_STEPS),
-            "block_size": check_int("block_size", self.block_size, 1, maximum=MOST_STEPS),
+            "block_size": check_int("block_size", self.block_size, 1, maximum=LARGEST_BLOCK),
             "blocks": check_int("blocks", self.blocks, 1, maximum=MOST_STEPS),
         }
         for option, value in whole.items():

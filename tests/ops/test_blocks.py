@@ -270,6 +270,7 @@ def test_a_learner_reads_blocks_as_well() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"memory": "tree"}, "memory must be one of flat, hierarchical; got 'tree'"),
     ({"block_size": 0}, "block_size must be a whole number of at least 1"),
+    ({"block_size": 2**20 + 1}, "block_size must be a whole number of at least 1, and at most 1048576; got 1048577"),
     ({"blocks": 2.5}, "blocks must be a whole number of at least 1"),
     ({"memory": "flat", "block_size": 2}, "block_size must be 16, the default, where memory is 'flat'; got 2"),
     ({"memory": "flat", "block_size": 16}, "blocks must be 8, the default, where memory is 'flat'; got 2"),
