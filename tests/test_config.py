@@ -31,6 +31,9 @@ GOOD = {
     "backend": st.sampled_from(["auto", "reference"]),
     "max_memory": st.none() | st.integers(1, 4),
     "forget": st.just("recent"),
+    "memory": st.just("flat"),
+    "block_size": st.just(16),
+    "blocks": st.just(8),
 }
 JUNK = st.one_of(
     st.none(), st.booleans(), st.floats(), st.text(max_size=5), st.integers(-3, 3), st.binary(max_size=2),
@@ -56,9 +59,11 @@ def test_the_layers_take_every_option_of_the_configuration() -> None:
         "backend": "cpu", "layer_norm": True, "max_memory": 9, "forget": "reservoir", "recompute": True,
         "offload": True,
     }  # fmt: skip
-    assert set(options) == {field.name for field in dataclasses.fields(sab.SABConfig)}
+    levels = {"memory": "hierarchical", "block_size": 3, "blocks": 5}  # which do not go with all of the others
+    assert {*options, *levels} == {field.name for field in dataclasses.fields(sab.SABConfig)}
     for cls in (sab.SABLSTM, sab.SABGRU, sab.SABRNN):
         assert cls(3, 4, **options).config == sab.SABConfig(**options)
+        assert cls(3, 4, **levels).config == sab.SABConfig(**levels)
 
 
 @given(st.fixed_dictionaries(GOOD))

@@ -183,6 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"scorer": lambda m, h: m[..., 0], "backend": "reference"}, "scorer must be 'cosine' or 'dot'.*got 'function'"),
     ({"forward": "dense"}, "forward must be 'sparse'"),
     ({"max_memory": 7}, "max_memory must be None for an index; got 7"),
+    ({"memory": "hierarchical"}, "memory must be 'flat' for an index; got 'hierarchical'"),
     ({"k_top": 0, "initial_gate": None}, "k_top must be at least 1"),
     ({"num_layers": 2}, "layer must have one layer of one direction for an index; got 2"),
     ({"layer_norm": True}, "layer must be one that the compiled CPU loops can run"),
@@ -190,7 +191,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @needs_faiss
-@pytest.mark.parametrize(("options", "sentence"), REFUSED, ids=str)
+@pytest.mark.parametrize(("options", "sentence"), REFUSED, ids=[sentence for _, sentence in REFUSED])
 def test_layers_that_an_index_cannot_serve(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         _stream(_layer(**options))

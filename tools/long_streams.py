@@ -1,4 +1,4 @@
-"""Trained on 100 steps, streamed over a million: the measurement, its tables and its figure in docs/streams.md.
+"""Trained on 100 steps, streamed over a million: the measurement, its tables and its figure in docs/long-memory.md.
 
     python -m tools.long_streams measure RUNS    # trains into the folder RUNS, and adds records; an hour of one core
     python -m tools.long_streams                 # the tables and the figure from the records
@@ -33,7 +33,7 @@ from sab.plot.drawing import COLOURS, label_lines, plain, use_log_scale
 from sab.search import IndexedStream
 from tools.pages import IMAGES, ROOT, markdown, replace_part
 
-PAGE, RECORDS = ROOT / "docs" / "streams.md", ROOT / "benchmarks" / "long-streams.jsonl"
+PAGE, RECORDS = ROOT / "docs" / "long-memory.md", ROOT / "benchmarks" / "long-streams.jsonl"
 FIGURE = "long-streams"
 PIECE, ROWS, COMPARED = 1000, 4, 10_000
 """Steps in a call, sequences at once, and steps after which a compacted stream is compared with the whole one."""

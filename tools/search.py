@@ -1,4 +1,4 @@
-"""Streams through an index beside exact ones: the measurement and its table in docs/streams.md.
+"""Streams through an index beside exact ones: the measurement and its table in docs/long-memory.md.
 
     python -m tools.search measure RUNS CASE    # adds records; RUNS has a run `copying-seed0` of tools.long_streams
     python -m tools.search                      # the table from the records
@@ -30,7 +30,7 @@ from sab.search import IndexedStream
 from tools.long_streams import memory
 from tools.pages import ROOT, markdown, replace_part
 
-PAGE, RECORDS = ROOT / "docs" / "streams.md", ROOT / "benchmarks" / "search.jsonl"
+PAGE, RECORDS = ROOT / "docs" / "long-memory.md", ROOT / "benchmarks" / "search.jsonl"
 SYMBOLS, PIECE, STEPS, CHECK_EVERY = 10, 1000, 300, 5
 """Symbols, steps in a call while a memory is made, timed steps, and how many of them are checked: one in so many."""
 TRAINED, UNTRAINED = "GRU trained on copying", "GRU, untrained"

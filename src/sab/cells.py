@@ -23,7 +23,7 @@ class SABCell(SABLayer[StateT], Generic[StateT]):
 
     A cell computes what its layer computes over a sequence, step by step. On the CPU, where no gradient is needed, a
     step is one native call, and the memory grows in place: steps stay fast over a stream of any length, but for the
-    time that scoring a growing memory takes, which `max_memory` bounds.
+    time that scoring a growing memory takes: `max_memory` bounds it, and `memory="hierarchical"` makes it grow slower.
     """
 
     layer_class: Any

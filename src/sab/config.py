@@ -15,16 +15,20 @@ BACKENDS = ("auto", "triton", "cpu", "reference")
 FORWARDS = ("sparse", "dense")
 INPUT_STARTS = ("fan_in", "torch")
 FORGETS = ("recent", "most_read", "reservoir")
+MEMORIES = ("flat", "hierarchical")
 DEFAULT_SCORER = "cosine"
 NEUTRAL_GATE = 1e-4
 """A start of the gate at which a layer computes nearly what it would without a memory, yet learns to read."""
 MOST_STEPS = 2**31 - 1
 """How many steps may lie between two microstates or two cuts, or before a call: what is counted from there, and the
 angles of the scorer `cosine`, still are 64-bit numbers."""
+LARGEST_BLOCK = 2**20
+"""How many microstates the smallest blocks may hold: sixteen times its square is a 64-bit number."""
 
 # At run time the types of the options hold their choices, from which a command line can be made.
 if TYPE_CHECKING:
-    ScorerName = WeightingName = ForwardName = IncorporationName = InputStartName = BackendName = ForgetName = str
+    ScorerName = WeightingName = ForwardName = IncorporationName = InputStartName = str
+    BackendName = ForgetName = MemoryName = str
 else:
     ScorerName = Literal[tuple(SCORERS)]
     WeightingName = Literal[tuple(WEIGHTINGS)]
@@ -33,6 +37,7 @@ else:
     InputStartName = Literal[INPUT_STARTS]
     BackendName = Literal[BACKENDS]
     ForgetName = Literal[FORGETS]
+    MemoryName = Literal[MEMORIES]
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,13 @@ class SABConfig:
     offload: bool = False
     """With recompute on a GPU, whether keys, selections and the gradients of microstates and keys lie in pinned memory
     of the CPU from the end of the forward pass on."""
+    memory: MemoryName = "flat"
+    """Whether a step scores all microstates (flat), or blocks of them first and then those of the best blocks
+    (hierarchical), in a time that grows with the square root of their number."""
+    block_size: int = 16
+    """With memory `hierarchical`, how many microstates the smallest blocks hold; it doubles as the memory grows."""
+    blocks: int = 8
+    """With memory `hierarchical`, how many blocks a step reads, besides the one with the newest microstate."""
 
     def __post_init__(self) -> None:
         whole = {
@@ -90,6 +102,8 @@ class SABConfig:
             "attention_size": check_int("attention_size", self.attention_size, 1, optional=True),
             "max_microstates": check_int("max_microstates", self.max_microstates, 1, optional=True),
             "max_memory": check_int("max_memory", self.max_memory, 1, optional=True, maximum=MOST_STEPS),
+            "block_size": check_int("block_size", self.block_size, 1, maximum=LARGEST_BLOCK),
+            "blocks": check_int("blocks", self.blocks, 1, maximum=MOST_STEPS),
         }
         for option, value in whole.items():
             object.__setattr__(self, option, value)  # a plain int also where a NumPy one was given
@@ -109,6 +123,8 @@ class SABConfig:
             raise UserValueError("recompute must be False where backend is 'reference'; got True.", "recompute")
         if self.max_memory is None and self.forget != "recent":
             raise UserValueError(f"max_memory must be given where forget is {self.forget!r}; got None.", "max_memory")
+        check_choice("memory", self.memory, MEMORIES)
+        self._check_levels()
         if self.initial_gate is not None:
             share = check_float("initial_gate", self.initial_gate, above=0, below=1)
             object.__setattr__(self, "initial_gate", share)
@@ -121,6 +137,48 @@ class SABConfig:
             raise UserValueError(
                 f"weighting must be one of {dense} where forward is 'dense'; got {self.weighting!r}.", "weighting"
             )
+
+    def _check_levels(self) -> None:
+        """Refuse what two levels of memory do not go with, and options of theirs without them."""
+        if self.memory == "flat":
+            for option in ("block_size", "blocks"):
+                given, default = getattr(self, option), getattr(SABConfig, option)
+                if given != default:
+                    raise UserValueError(
+                        f"{option} must be {default}, the default, where memory is 'flat'; got {given}.", option
+                    )
+            return
+        linear = [name for name, scorer in SCORERS.items() if scorer.is_linear]
+        if self.scorer not in linear:
+            given = repr(self.scorer) if isinstance(self.scorer, str) else "a callable"
+            raise UserValueError(
+                f"scorer must be one of {', '.join(linear)} where memory is 'hierarchical'; got {given}.", "scorer"
+            )
+        if self.forward != "sparse":
+            raise UserValueError(
+                f"forward must be 'sparse' where memory is 'hierarchical'; got {self.forward!r}.", "forward"
+            )
+        if self.max_memory is not None:
+            raise UserValueError(
+                f"max_memory must be None where memory is 'hierarchical'; got {self.max_memory}.", "max_memory"
+            )
+        if self.recompute:
+            raise UserValueError("recompute must be False where memory is 'hierarchical'; got True.", "recompute")
+        if self.blocks * self.block_size < self.k_top:
+            raise UserValueError(
+                f"blocks times block_size must be at least k_top = {self.k_top}; got {self.blocks} times "
+                f"{self.block_size}.",
+                "blocks",
+            )
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether steps read blocks of microstates."""
+        return self.memory == "hierarchical" and self.k_top > 0
+
+    def flat(self) -> SABConfig:
+        """The same with one level of memory."""
+        return replace(self, memory="flat", block_size=SABConfig.block_size, blocks=SABConfig.blocks)
 
     @property
     def forgets(self) -> bool:

@@ -91,6 +91,8 @@ def _check(model: nn.Module) -> None:
             raise UserValueError(
                 f"model must have SAB layers without max_memory; got max_memory={layer.config.max_memory}.", "model"
             )
+        if layer.config.is_hierarchical:
+            raise UserValueError("model must have SAB layers with memory='flat'; got 'hierarchical'.", "model")
         if layer.config.k_top > 0 and not isinstance(layer.config.scorer, str):
             raise UserValueError("model must have SAB layers with a named scorer; got a callable.", "model")
 

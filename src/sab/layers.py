@@ -89,6 +89,9 @@ class SABLayer(nn.Module, Generic[StateT]):
         layer_norm: bool = SABConfig.layer_norm,
         max_memory: int | None = SABConfig.max_memory,
         forget: str = SABConfig.forget,
+        memory: str = SABConfig.memory,
+        block_size: int = SABConfig.block_size,
+        blocks: int = SABConfig.blocks,
         recurrent_dropout: float = 0.0,
         recompute: bool = SABConfig.recompute,
         offload: bool = SABConfig.offload,
@@ -134,6 +137,12 @@ class SABLayer(nn.Module, Generic[StateT]):
             forget: `recent`, `most_read` or `reservoir`. Which microstate is forgotten when there would be more than
                 max_memory: the oldest (`recent`), the least read (`most_read`), or one by chance, so that a uniform
                 sample of the past remains (`reservoir`).
+            memory: `flat` or `hierarchical`. Whether a step scores all microstates (flat), or blocks of them first and
+                then those of the best blocks (hierarchical), in a time that grows with the square root of their number.
+            block_size: With memory `hierarchical`, how many microstates the smallest blocks hold; it doubles as the
+                memory grows.
+            blocks: With memory `hierarchical`, how many blocks a step reads, besides the one with the newest
+                microstate.
             recurrent_dropout: The probability, in training, that a hidden unit is kept from the recurrent product: at
                 all steps of a call alike, and drawn for each row, layer and direction.
             recompute: Whether training keeps little for the backward pass and runs the steps again there, some hundred
@@ -174,6 +183,9 @@ class SABLayer(nn.Module, Generic[StateT]):
             forget=forget,
             recompute=recompute,
             offload=offload,
+            memory=memory,
+            block_size=block_size,
+            blocks=blocks,
         )
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -456,15 +468,16 @@ class SABLayer(nn.Module, Generic[StateT]):
         if isinstance(config.scorer, nn.Module):
             config = replace(config, scorer=self.scorer)  # it may have been replaced, for example by a wrapper
         most = math.ceil(x.shape[0] / config.k_att) + (0 if state is None else state.microstates.shape[2])
-        is_bounded = config.forgets
+        is_bounded, has_levels = config.forgets, config.is_hierarchical
         # There are never more, and larger buffers would be padding. What torch.export leaves open stays open.
         if not isinstance(most, torch.SymInt):
+            has_levels = has_levels and most > (config.blocks + 1) * config.block_size
             if config.max_memory is not None and is_bounded:
                 is_bounded = most > config.max_memory or config.counts_reads
                 most = config.max_memory if config.max_memory < most else most
-            if config.k_top > most or is_bounded != config.forgets:
-                # Where nothing is forgotten, every backend can run the call.
-                config = _limited(config, most if config.k_top > most else config.k_top, is_bounded)
+            if config.k_top > most or is_bounded != config.forgets or has_levels != config.is_hierarchical:
+                # Where nothing is forgotten and every block is read, every backend can run the call.
+                config = _limited(config, most if config.k_top > most else config.k_top, is_bounded, has_levels)
         results: list[LayerResult] = []
         order = None
         if self.bidirectional and lengths is not None:
@@ -620,6 +633,8 @@ class SABLayer(nn.Module, Generic[StateT]):
         parts += ["layer_norm=True"] if self.config.layer_norm else []
         parts += [f"max_memory={self.config.max_memory}, forget={self.config.forget}"] if self.config.forgets else []
         parts += [f"{name}=True" for name in ("recompute", "offload") if getattr(self.config, name)]
+        if self.config.is_hierarchical:
+            parts += [f"memory=hierarchical, block_size={self.config.block_size}, blocks={self.config.blocks}"]
         parts += [f"{name}={getattr(self.config, name)}" for name in ("k_top", "k_att", "k_trunc")]
         if self.config.k_top > 0:
             scorer = self.config.scorer if isinstance(self.config.scorer, str) else type(self.config.scorer).__name__
@@ -716,16 +731,19 @@ def with_weights_of(module: Any, other: Any) -> Any:
     return other.train(module.training)
 
 
-def _limited(config: SABConfig, k_top: int, is_bounded: bool) -> SABConfig:
+def _limited(config: SABConfig, k_top: int, is_bounded: bool, has_levels: bool) -> SABConfig:
     if torch.compiler.is_compiling() or not isinstance(config.scorer, str):  # a symbol, or what may have no hash
-        return replace(config if is_bounded else config.unbounded(), k_top=k_top)
-    return _replaced(config, k_top, is_bounded)
+        return _replaced(config, k_top, is_bounded, has_levels)
+    return _replaced_before(config, k_top, is_bounded, has_levels)
 
 
-@lru_cache(maxsize=256)
-def _replaced(config: SABConfig, k_top: int, is_bounded: bool) -> SABConfig:
-    # Its checks take a tenth of the time of a small call.
-    return replace(config if is_bounded else config.unbounded(), k_top=k_top)
+def _replaced(config: SABConfig, k_top: int, is_bounded: bool, has_levels: bool) -> SABConfig:
+    config = config if is_bounded else config.unbounded()
+    return replace(config if has_levels else config.flat(), k_top=k_top)
+
+
+_replaced_before = lru_cache(maxsize=256)(_replaced)
+"""The same, remembered: the checks of a config take a tenth of the time of a small call."""
 
 
 def _parts_of(hx: Any) -> tuple[Any, Any, Any]:

@@ -259,6 +259,8 @@ def _checked(layer: Any) -> SABLayer[Any]:
         raise UserValueError("k_top must be at least 1 for an index; got 0.", "k_top")
     if config.forward == "dense":
         raise UserValueError("forward must be 'sparse' for an index: 'dense' reads every microstate.", "forward")
+    if config.is_hierarchical:
+        raise UserValueError("memory must be 'flat' for an index; got 'hierarchical'.", "memory")
     if config.forgets:
         raise UserValueError(
             f"max_memory must be None for an index; got {config.max_memory}, which an ordinary stream searches.",

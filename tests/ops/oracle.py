@@ -133,7 +133,8 @@ def _read(
         return [], [], torch.zeros_like(h)
     score = _scorer(options.scorer, p, t, options.k_att)
     scores = [score(m, number, h) for number, m in zip(kept, memory, strict=True)]
-    ranking = sorted(range(len(memory)), key=lambda i: (-scores[i].item(), i))
+    found = _of_read_blocks(t, h, memory, kept, p, options)
+    ranking = sorted(found, key=lambda i: (-scores[i].item(), i))
     selected = ranking[:k]
     numbers = [kept[i] for i in selected]
     if options.forward == "sparse":
@@ -145,6 +146,29 @@ def _read(
     weights = _weigh(scores, options.weighting)
     read = [m if i in selected else m.detach() for i, m in enumerate(memory)]
     return numbers, [weights[i] for i in selected], _sum([w * m for w, m in zip(weights, read, strict=True)])
+
+
+def _of_read_blocks(t: int, h: Tensor, memory: list[Tensor], kept: list[int], p: Parameters, options: Any) -> list[int]:
+    """The places of what step t may select: all microstates or, with two levels, those of the best blocks."""
+    everything = list(range(len(memory)))
+    if options.memory == "flat":
+        return everything
+    size = options.block_size
+    while 4 * (2 * size) ** 2 <= len(memory):
+        size *= 2
+    blocks = [everything[first : first + size] for first in range(0, len(memory), size)]
+    query, keys = p["attn_w_query"] @ h, [p["attn_w_memory"] @ m for m in memory]
+    if options.scorer == "cosine":
+        query = _aged(p["attn_v"] * _unit(query + p["attn_bias"]), t - 1)
+        keys = [_aged(_unit(key), (i + 1) * options.k_att - 1) for key, i in zip(keys, kept, strict=True)]
+
+    numbers = [key.tolist() for key in keys]
+
+    def bound(block: list[int]) -> float:
+        return sum(max(q * numbers[place][entry] for place in block) for entry, q in enumerate(query.tolist()))
+
+    order = sorted(range(len(blocks) - 1), key=lambda j: (-bound(blocks[j]), j))
+    return sorted(place for j in [*order[: options.blocks], len(blocks) - 1] for place in blocks[j])
 
 
 def _scorer(scorer: Any, p: Parameters, t: int, k_att: int) -> Score:

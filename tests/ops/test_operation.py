@@ -57,6 +57,7 @@ class Call:
     dropout: bool = False
     max_memory: int = 0
     forget: str = "recent"
+    block_size: int = 0
     lengths: list[int] | None = None
     needs: bool = True
     """Whether gradients are needed."""
@@ -114,6 +115,8 @@ class Call:
             self.layer_norm,
             self.max_memory,
             self.forget,
+            self.block_size,
+            2 if self.block_size > 0 else 0,
             self.first_slots * k_att + 1 if self.first_slots > 0 else 0,
             DOUBLE,
             self.needs,
@@ -136,6 +139,7 @@ CALLS = [
     Call(cell="gru", layer_norm=True, lengths=[7, 3, 5], k_top=0),
     Call(cell="rnn_tanh", layer_norm=True, bias=False, needs=False),
     Call(max_memory=2, forget="most_read", first_slots=1),
+    Call(scorer="dot", block_size=1, first_slots=1),
 ]
 
 

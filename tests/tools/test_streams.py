@@ -1,4 +1,4 @@
-"""The tables and figures of docs/streams.md, and the runs that they are made from."""
+"""The tables and figures of docs/streams.md and docs/long-memory.md, and the runs that they are made from."""
 
 from __future__ import annotations
 

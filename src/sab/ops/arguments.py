@@ -82,6 +82,9 @@ class Options(NamedTuple):
     max_memory: int
     """0 for None, and where there is no memory."""
     forget: str
+    block_size: int
+    """0 for one level of memory, and where there is none."""
+    blocks: int
     seen: SymbolicInt
     """How many steps all rows have seen before."""
     compute: torch.dtype
@@ -89,7 +92,7 @@ class Options(NamedTuple):
 
     def config(self) -> SABConfig:
         """The memory's options; `attention_size` and `max_microstates` are in the shapes of the parameters."""
-        return _config(*self[2:12])
+        return _config(*self[2:14])
 
 
 class Purpose(NamedTuple):
@@ -159,10 +162,14 @@ def _config(
     layer_norm: bool,
     max_memory: int,
     forget: str,
+    block_size: int,
+    blocks: int,
 ) -> SABConfig:
     parts = scorer, weighting, forward, incorporate
-    bound = {"max_memory": max_memory, "forget": forget} if max_memory > 0 else {}
-    return SABConfig(k_top, k_att, k_trunc or None, *parts, layer_norm=layer_norm, **bound)
+    others: dict[str, Any] = {"max_memory": max_memory, "forget": forget} if max_memory > 0 else {}
+    if block_size > 0:
+        others = {"memory": "hierarchical", "block_size": block_size, "blocks": blocks}
+    return SABConfig(k_top, k_att, k_trunc or None, *parts, layer_norm=layer_norm, **others)
 
 
 class Results(NamedTuple):

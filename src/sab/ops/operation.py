@@ -100,6 +100,8 @@ def call_of(
         config.layer_norm,
         (config.max_memory or 0) if config.forgets else 0,
         config.forget,
+        config.block_size if config.is_hierarchical else 0,
+        config.blocks if config.is_hierarchical else 0,
         seen,
         precision.compute_type(x, weights),
     )

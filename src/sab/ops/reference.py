@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sab.config import SABConfig
 from sab.errors import UserValueError
-from sab.ops import forgetting, schedule
+from sab.ops import blocks, forgetting, schedule
 from sab.ops.types import Ends, LayerMemory, LayerResult, LayerState, LayerWeights, fresh_state
 from sab.parts.cells import NORM_EPSILON, linear
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
@@ -131,7 +131,8 @@ def _read(
         )
     scores = _score(h, seen, microstates, keys, scorer, config)
     cancels = isinstance(config.scorer, str) and SCORERS[config.scorer].query_cancels
-    selected = _select(keys.squeeze(-1) if cancels else scores, numbers, k)
+    among = _in_read_blocks(h, seen, microstates, keys, numbers, scorer, config) if config.is_hierarchical else numbers
+    selected = _select(keys.squeeze(-1) if cancels else scores, among, k)
     valid = numbers.gather(1, selected) >= 0
     weigh = WEIGHTINGS[config.weighting].weigh
     if config.forward == "sparse":
@@ -154,6 +155,25 @@ def _select(scores: Tensor, numbers: Tensor, k: int) -> Tensor:
     """Slots of the k highest scores of each row, highest first; ties go to the older microstate."""
     scores = scores.detach().masked_fill(numbers < 0, -torch.inf)
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+
+
+def _in_read_blocks(
+    h: Tensor,
+    seen: Tensor,
+    microstates: Tensor,
+    keys: Tensor,
+    numbers: Tensor,
+    scorer: ScorerWeights,
+    config: SABConfig,
+) -> Tensor:
+    """The numbers [B, S] with -1 for the microstates of blocks that the step does not read."""
+    if numbers.shape[1] <= (config.blocks + 1) * config.block_size:
+        return numbers
+    with torch.no_grad():
+        # Scores are linear in the keys: those of the unit vectors are what keys are multiplied with.
+        units = torch.eye(keys.shape[-1], dtype=keys.dtype, device=keys.device).expand(len(keys), -1, -1)
+        levels = blocks.score(_score(h, seen, microstates, units, scorer, config), keys, numbers, config.block_size)
+        return levels.read(numbers, _select(levels.scores, levels.numbers, config.blocks))
 
 
 def key_of(microstate: Tensor, number: Tensor, scorer: ScorerWeights, config: SABConfig) -> Tensor:

@@ -78,6 +78,9 @@ class Scorer(NamedTuple):
     microstate was kept (`turn`), queries W_q ĥ + b brought to length 1, times v, and turned by the step that reads; the
     score is sqrt(d) times their inner product. In the reference `key` and `score` are without the turns, which the loop
     makes; the other backends do all of it, and the part provides only how a query is finished."""
+    is_linear: bool = False
+    """Whether a score is the inner product of the key with a query that is the same for all keys. Then the largest and
+    smallest entries of many keys bound their scores."""
     initial_v: float | None = None
     """What every entry of `v` starts at; None: a random number, as the entries of the other parameters."""
     mark: Callable[[Tensor], Tensor] = lambda state: state
@@ -269,6 +272,7 @@ DOT = Scorer(
     _dot_shapes,
     _linear_key,
     _dot_score,
+    is_linear=True,
     triton=VectorFunctions(dot_query, dot_query_backward, dot_terms, dot_backward, is_product=True),
     cpp="dot",
 )
@@ -277,6 +281,7 @@ COSINE = Scorer(
     _cosine_key,
     _cosine_score,
     normalises=True,
+    is_linear=True,
     initial_v=0.3,
     triton=VectorFunctions(mlp_query, mlp_query_backward, dot_terms, dot_backward, is_product=True),
     cpp="cosine",

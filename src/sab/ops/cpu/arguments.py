@@ -12,7 +12,7 @@ from torch import Tensor
 SIZES = """
     steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
     cell scorer weighting dense incorporation threads shared input_size unpacked saves
-    sketch_slots sketch_begin max_memory forget places remembered
+    sketch_slots sketch_begin max_memory forget places remembered block_size blocks
 """.split()
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
@@ -24,7 +24,7 @@ POINTERS = """
     hidden_gates joined dh chain dh_hat masked dsummary_now
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
     dnorm_ih dnorm_hh db_ih db_hh dnorm_c_weight dnorm_c_bias
-    microstates numbers sketch_codes sketch_scales sketch_facts live reads find
+    microstates numbers sketch_codes sketch_scales sketch_facts live reads find block_keys
 """.split()
 
 
@@ -46,7 +46,7 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batch", "slots", "capacity", "seen", "threads", "remembered")),
         *((name, ctypes.c_void_p) for name in ("x", "h", "c", "h_new", "c_new")),
         *((name, ctypes.c_void_p) for name in ("microstates", "keys", "numbers", "live", "reads")),
-        *((name, ctypes.c_void_p) for name in ("sketch_codes", "sketch_scales", "sketch_facts")),
+        *((name, ctypes.c_void_p) for name in ("sketch_codes", "sketch_scales", "sketch_facts", "block_keys")),
         ("begin", ctypes.c_int64),
         ("find", ctypes.c_void_p),
     ]

@@ -153,6 +153,8 @@ def arguments_of(plan: Plan, weights: Weights) -> Arguments:
     if config.forgets:
         bound = {"max_memory": config.max_memory, "forget": FORGETS.index(config.forget), "places": plan.places}
         arguments.set(**bound, remembered=plan.first_slots)
+    if config.is_hierarchical:
+        arguments.set(block_size=config.block_size, blocks=config.blocks)
     arguments.set(turn_rates=turn_rates_of(plan, weights.w_hh.device))
     return arguments
 
@@ -173,13 +175,17 @@ def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes
 def function(name: str, dtype: torch.dtype) -> Any:
     """A compiled function by its name, for numbers of this type."""
     found = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    found.restype = None if name in ("pack", "sketch") else ctypes.c_int64
+    found.restype = None if name in ("pack", "sketch", "blocks") else ctypes.c_int64
     if name in ("forward", "backward", "fewest_sketched"):
         found.argtypes = [ctypes.c_void_p]
     elif name == "step":
         found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     elif name == "sketch":
         found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 3]
+    elif name == "blocks":
+        found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p]
+    elif name == "block_room":
+        found.argtypes = [ctypes.c_int64] * 2
     elif name == "pack":
         found.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     return found

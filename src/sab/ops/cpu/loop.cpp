@@ -46,6 +46,8 @@ struct Arguments {
     // Of a bounded macrostate: its bound, or 0, the rule of forgetting, how many microstates a row of `live` has room
     // for, and how many there are before the first step.
     int64_t max_memory, forget, places, remembered;
+    // Of two levels of memory: the size of the smallest blocks, or 0, and how many of them a step reads.
+    int64_t block_size, blocks;
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
     const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
@@ -78,13 +80,25 @@ struct Arguments {
     // Of a stream with an index: writes the slots that may have the highest scores for a query into `live`, oldest first,
     // `places` of them at most, and returns how many there are, one at least. Null: all slots may.
     int64_t (*find)(const void *query);
+    void *block_keys;  // of a stream with two levels of memory, see blocks.h; null without
 };
+
+// Whether scores are inner products of keys with a query.
+static bool is_product(const Arguments &a) {
+    return visit(Scorers{}, a.scorer, [](auto scorer) {
+        if constexpr (scorer.query_cancels)
+            return false;
+        else
+            return scorer.is_product;
+    });
+}
 
 // Whether the library has the parts that the arguments name.
 static bool check(const Arguments &a) {
     if (!Cells::has(a.cell)) return false;
     if (a.k_top == 0) return true;
     if (!Scorers::has(a.scorer) || !Weightings::has(a.weighting) || !Incorporations::has(a.incorporation)) return false;
+    if (a.block_size > 0 && (a.dense || a.max_memory > 0 || !is_product(a))) return false;
     return !a.dense || visit(Weightings{}, a.weighting, [](auto weighting) { return weighting.normalises_all; });
 }
 
@@ -120,13 +134,8 @@ template <typename T> class Turns {
 
 // How many slots there must be for a sketch of the keys to be worth its making; more than any number where there is none.
 template <typename T> int64_t fewest_sketched(const Arguments &a) {
-    bool is_product = a.k_top > 0 && visit(Scorers{}, a.scorer, [&](auto scorer) {
-        if constexpr (scorer.query_cancels)
-            return false;
-        else
-            return scorer.is_product;
-    });
-    bool is_sketched = is_product && !a.dense && a.max_memory == 0 && a.key_size <= Sketch<T>::LARGEST;
+    bool is_sketched = a.k_top > 0 && is_product(a) && !a.dense && a.max_memory == 0 && a.block_size == 0 &&
+                       a.key_size <= Sketch<T>::LARGEST;
     return is_sketched ? Sketch<T>::FEWEST : std::numeric_limits<int64_t>::max();
 }
 
@@ -154,7 +163,7 @@ template <typename T> class Pass {
           splits_gates(visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; })),
           scratch(d), total(d),
           normed_c(a.norm_c_weight == nullptr ? 0 : n), dread(normed_c.size()),
-          selector(a.find == nullptr ? schedule.slots_at(a.steps) + 1 : a.places) {}
+          selector(a.block_size > 0 ? 0 : a.find == nullptr ? schedule.slots_at(a.steps) + 1 : a.places) {}
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
@@ -183,6 +192,14 @@ template <typename T> class Pass {
             sketches.resize(rows, schedule.slots_at(a.steps), d);
             for (int64_t row = 0; row < rows; row++)
                 for (int64_t slot = 0; slot < a.first_slots; slot++) sketches.add(row, slot, key(a.keys, first + row, slot));
+        }
+        Blocks<T> &blocks = selector.blocks;
+        if (a.block_keys != nullptr) {
+            blocks.view(a.block_keys, first, a.slots, d, a.block_size, a.blocks);
+        } else if (a.block_size > 0) {
+            blocks.resize(rows, schedule.slots_at(a.steps), d, a.block_size, a.blocks);
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t slot = 0; slot < a.first_slots; slot++) blocks.add(row, slot, key(a.keys, first + row, 0));
         }
         for (int64_t row = first; a.key_scale != nullptr && row < first + rows; row++)
             std::fill(&key_scale(row, 0), &key_scale(row, 0) + a.first_slots, T(0));
@@ -218,6 +235,8 @@ template <typename T> class Pass {
                     for (int64_t row = 0; row < rows; row++) best[row].insert(*key(a.keys, first + row, slot), slot);
                 if (!sketches.empty())
                     for (int64_t row = 0; row < rows; row++) sketches.add(row, slot, key(a.keys, first + row, slot));
+                if (!blocks.empty())
+                    for (int64_t row = 0; row < rows; row++) blocks.add(row, slot, key(a.keys, first + row, 0));
             }
         }
     }
@@ -481,6 +500,8 @@ template <typename T> class Pass {
                     if (a.find != nullptr) held.used = used = a.find(query), k = std::min(a.k_top, used);
                     if (has_list)
                         held.multiply(key(a.keys, row, 0), query, d, scores), selector.select(used, found, a.dense);
+                    else if (a.block_size > 0)
+                        selector.select_by_blocks(row - first, key(a.keys, row, 0), query, used, d, found);
                     else
                         selector.select_by_product(row - first, key(a.keys, row, 0), query, used, d, found, a.dense);
                 } else {
@@ -697,6 +718,7 @@ struct Step {
     int64_t *reads;
     // The sketch of the buffer that the keys are in, null without; they begin at its slot `begin`.
     void *sketch_codes, *sketch_scales, *sketch_facts;
+    void *block_keys;  // of the buffer, which then begins with the first of the keys; null without
     int64_t begin;
     int64_t (*find)(const void *query);  // see `Arguments`; then `remembered` is the room of `live`
 };
@@ -718,7 +740,7 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     a.find = s.find, a.places = a.find == nullptr ? a.max_memory : s.remembered;
     a.remembered = s.remembered, a.live = s.live, a.reads = s.reads;
     a.sketch_codes = s.sketch_codes, a.sketch_scales = s.sketch_scales, a.sketch_facts = s.sketch_facts;
-    a.sketch_slots = s.capacity, a.sketch_begin = s.begin;
+    a.sketch_slots = s.capacity, a.sketch_begin = s.begin, a.block_keys = s.block_keys;
     int64_t n = a.n, gate_size = n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; });
     int64_t state_size = s.batch * n;
     static thread_local std::vector<T> buffers;
@@ -777,6 +799,15 @@ void sketch(const T *keys, int64_t rows, int64_t used, int64_t slots, int64_t d,
         for (int64_t slot = 0; slot < used; slot++) sketches.add(row, slot, keys + (row * slots + slot) * d);
 }
 
+// Makes the keys of the blocks of the first keys of such a buffer.
+template <typename T>
+void make_blocks(const T *keys, int64_t rows, int64_t used, int64_t slots, int64_t d, int64_t smallest, void *block_keys) {
+    Blocks<T> blocks;
+    blocks.view(block_keys, 0, slots, d, smallest, 0);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t slot = 0; slot < used; slot++) blocks.add(row, slot, keys + row * slots * d);
+}
+
 #define EXPORT(TYPE)                                                                                                   \
     extern "C" int64_t sab_columns_##TYPE() { return Panel<TYPE>::COLUMNS; }                                           \
     extern "C" void sab_pack_##TYPE(const TYPE *b, int64_t k_size, int64_t n_size, bool transposed, TYPE *packed) {    \
@@ -788,6 +819,11 @@ void sketch(const T *keys, int64_t rows, int64_t used, int64_t slots, int64_t d,
     extern "C" void sab_sketch_##TYPE(const TYPE *keys, int64_t rows, int64_t used, int64_t slots, int64_t d,            \
                                       void *codes, void *scales, void *facts) {                                       \
         sketch(keys, rows, used, slots, d, codes, scales, facts);                                                      \
+    }                                                                                                                  \
+    extern "C" int64_t sab_block_room_##TYPE(int64_t slots, int64_t smallest) { return Blocks<TYPE>::room(slots, smallest); } \
+    extern "C" void sab_blocks_##TYPE(const TYPE *keys, int64_t rows, int64_t used, int64_t slots, int64_t d,            \
+                                      int64_t smallest, void *block_keys) {                                           \
+        make_blocks(keys, rows, used, slots, d, smallest, block_keys);                                                \
     }                                                                                                                  \
     extern "C" int64_t sab_select_##TYPE(const TYPE *keys, const TYPE *query, int64_t used, int64_t d, int64_t k_top,      \
                                          bool sketched, TYPE *scores, int32_t *slots) {                                \

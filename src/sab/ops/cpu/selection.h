@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "blocks.h"
 #include "products.h"
 #include "sketch.h"
 
@@ -133,9 +134,12 @@ template <typename T> class Selector {
     // Of the thread, from pass to pass: with a million slots, fresh memory takes longer than a step of a stream.
     static inline thread_local Candidates candidates;
     static inline thread_local std::vector<T> room;
+    std::vector<T> of_blocks;  // the scores of the blocks that are read, and below which ones these are
+    std::vector<int32_t> read;
 
   public:
     Sketches<T> sketches;  // empty unless it is given room: then keys are to be added
+    Blocks<T> blocks;      // the same
     std::vector<T> &scores;  // of all slots of the present row; `select` may change them unless it is told to keep them
 
     explicit Selector(int64_t slots) : scores(room) {
@@ -169,6 +173,32 @@ template <typename T> class Selector {
         multiply_unpacked(1, used, d, query, d, keys, scores.data(), used);
         select(used, best, keeps_scores);
         return used;
+    }
+
+    // The same among the slots of the best blocks and of the last one alone.
+    void select_by_blocks(int64_t row, const T *keys, const T *query, int64_t used, int64_t d, Best<T> &best) {
+        int64_t size = blocks.size(used), last = (used - 1) / size;
+        int64_t scored = std::max(last, std::min((blocks.most_read + 1) * size, used));  // of blocks, then of slots
+        if (static_cast<int64_t>(scores.size()) < scored) scores.resize(2 * scored);
+        if (last <= blocks.most_read) {
+            select_by_product(row, keys, query, used, d, best, false);
+            return;
+        }
+        blocks.score(row, query, size, last, scores.data());
+        of_blocks.resize(blocks.most_read), read.resize(blocks.most_read + 1);
+        Best<T> best_blocks{blocks.most_read, of_blocks.data(), read.data()};
+        select(last, best_blocks, false);
+        read.back() = static_cast<int32_t>(last);
+        std::sort(read.begin(), read.end());  // of equal scores the older comes first
+        int64_t total = 0;
+        for (int64_t block : read) {
+            int64_t count = std::min(size, used - block * size);
+            multiply_unpacked(1, count, d, query, d, keys + block * size * d, &scores[total], count);
+            total += count;
+        }
+        select(total, best, false);
+        for (int64_t i = 0; i < best.found; i++)
+            best.slots[i] = static_cast<int32_t>(read[best.slots[i] / size] * size + best.slots[i] % size);
     }
 
   private:

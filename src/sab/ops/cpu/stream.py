@@ -66,9 +66,18 @@ class Shape(NamedTuple):
 class Buffer:
     """Room for the microstates of a stream: [B, capacity, n], with their keys and numbers."""
 
-    __slots__ = ("capacity", "form", "lock", "parts", "pointers", "sketch", "sketch_pointers", "used")
+    __slots__ = (
+        *("block_keys", "block_size", "capacity", "form", "lock", "parts", "pointers", "sketch", "sketch_pointers"),
+        "used",
+    )
 
-    def __init__(self, like: Tensor, batch: int, capacity: int, key_size: int, k_att: int, sketched: bool):
+    def __init__(
+        self, like: Tensor, batch: int, capacity: int, key_size: int, k_att: int, sketched: bool, block_size: int = 0
+    ):
+        self.block_keys: Tensor | None = None
+        """Of the blocks of two levels of memory, see blocks.h."""
+        self.block_size = block_size
+        """Of the smallest blocks; 0 with one level."""
         self.sketch: tuple[Tensor, ...] = ()
         """Of the keys where the buffer is large, see sketch.h: codes, scales and facts."""
         with torch.inference_mode(False):
@@ -80,13 +89,16 @@ class Buffer:
                     new((batch, room), dtype=torch.float32),
                     torch.zeros((batch, 3), dtype=torch.float32, device="cpu"),
                 )
+            if block_size > 0:
+                blocks = engine.function("block_room", like.dtype)(capacity, block_size)
+                self.block_keys = new((batch, blocks, 2 * key_size))
             self.parts = (
                 new((batch, capacity, like.shape[1])),
                 new((batch, capacity, key_size)),
                 new((batch, capacity), dtype=torch.int64),
             )
         self.capacity = capacity
-        self.form = like.shape[1], key_size, like.dtype, k_att
+        self.form = like.shape[1], key_size, like.dtype, k_att, block_size
         self.used = 0
         """How many slots have been given to states."""
         self.lock = Lock()
@@ -94,11 +106,15 @@ class Buffer:
         self.sketch_pointers = [part.data_ptr() for part in self.sketch] or [0] * 3
 
     def fill(self, parts: Sequence[Tensor], sketch: Sequence[Tensor] = ()) -> None:
-        """Copy these into the first slots, with their sketch where there is one."""
+        """Copy these into the first slots, with their sketch where there is one, and make the keys of their blocks."""
         self.used = parts[2].shape[1]
         with torch.inference_mode(False), torch.no_grad():
             for own, part in zip(self.parts, parts, strict=True):
                 own[:, : self.used] = part
+            if self.block_keys is not None:
+                keys, made = self.parts[1], self.block_keys
+                sizes = len(keys), self.used, self.capacity, keys.shape[2], self.block_size
+                engine.function("blocks", keys.dtype)(keys.data_ptr(), *sizes, made.data_ptr())
             if self.sketch and sketch:
                 room = -(-self.used // SKETCH_BLOCK) * SKETCH_BLOCK
                 for own, part in zip(self.sketch, sketch, strict=True):
@@ -193,6 +209,8 @@ class Streamed(Pending[Memory]):
             return None
         if held is not None:
             return Streamed(buffer, self.first, self.last, self.seen, self.shape, held.recent(count))
+        if buffer.block_keys is not None:  # blocks are counted from the buffer's first slot
+            return self if count >= self.last else None
         return Streamed(buffer, max(self.first, self.last - count), self.last, self.seen, self.shape)
 
 
@@ -223,6 +241,7 @@ class Stepper:
         self.k_att, self.has_memory = config.k_att, config.k_top > 0
         self.max_memory = config.max_memory if config.forgets else None
         self.counts_reads = config.counts_reads
+        self.block_size = config.block_size if config.is_hierarchical else 0
         self.has_list = config.forgets and config.forget != "recent"
         if not self.has_list:
             config = config.unbounded()  # to forget the oldest is to begin the range of slots later
@@ -268,7 +287,7 @@ class Stepper:
             buffer is not None
             and memory.seen < MOST_STEPS
             and memory.shape == shape
-            and buffer.form == (self.n, self.key_size, self.dtype, self.k_att)
+            and buffer.form == (self.n, self.key_size, self.dtype, self.k_att, self.block_size)
             and (c is not None) is self.has_c
             and self._can_hold(memory)
             and all(state.shape == shape.of_states and state.dtype is self.dtype for state in states)
@@ -306,7 +325,7 @@ class Stepper:
         """A buffer for a stream that uses so many slots."""
         capacity = _room(slots) if self.has_memory else 0
         is_sketched = capacity >= self._fewest_sketched
-        return Buffer(self.like, shape.rows, capacity, self.key_size, self.k_att, is_sketched)
+        return Buffer(self.like, shape.rows, capacity, self.key_size, self.k_att, is_sketched, self.block_size)
 
     def step(
         self,
@@ -357,6 +376,7 @@ class Stepper:
             0 if live is None else live.data_ptr(),
             0 if held is None or held.reads is None else held.reads.data_ptr(),
             *buffer.sketch_pointers,
+            0 if buffer.block_keys is None else buffer.block_keys.data_ptr(),
             first,
             find,
         )

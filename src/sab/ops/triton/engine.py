@@ -51,6 +51,8 @@ def unsupported(
         return "it has no layer_norm"
     if config.forgets:
         return "it has no max_memory"
+    if config.is_hierarchical:
+        return "it has no hierarchical memory"
     if weights.h_mask is not None:
         return "it has no recurrent_dropout"
     return no_plan(x, state, weights)
