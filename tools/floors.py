@@ -18,8 +18,8 @@ STEP = 1.8e-6
 """Seconds of a step in both directions at such sizes without a memory, measured: what waits for what in a step."""
 MEETING = 0.7e-6
 """Seconds until all programs of a large kernel have met, measured."""
-MEETINGS = 9
-"""How often they meet in a step with the default memory: four times forward, five times backward."""
+MEETINGS = 6
+"""How often they meet in a step with the default memory: three times in each direction."""
 
 
 class Floor(NamedTuple):

@@ -93,3 +93,71 @@ def test_the_small_kernels_compile(options: tuple[object, ...]) -> None:
         [sys.executable, "-c", PROGRAM, argument], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
+
+
+LARGE_PROGRAM = """
+import sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from sab.config import SABConfig
+from sab.ops.triton import functions, large
+from sab.ops.triton.large_backward import backward_kernel
+from sab.ops.triton.large_forward import forward_kernel
+
+cell, scorer, weighting, incorporate, n, batch, k_top, dtype, tf32 = eval(sys.argv[1])
+parts = functions.parts_of(cell, SABConfig(k_top, 2, 3, scorer, weighting, "sparse", incorporate))
+is_affine = scorer == "affine"
+has_values = parts.incorporation.has_weights and not is_affine
+shape = large.Shape(parts, k_top, batch, n, 1 if is_affine else n, dtype, tf32, 132, has_values)
+of_compute = "bf16" if dtype == torch.bfloat16 else "fp32"
+for kernel, constants_of in ((forward_kernel, large._forward_launch), (backward_kernel, large._backward_launch)):
+    values = dict(constants_of(shape)[0].values)
+    options = {"num_warps": values.pop("num_warps")}
+    del values["launch_cooperative_grid"]
+    types, attributes = {}, {}
+    for position, name in enumerate(kernel.arg_names):
+        if name not in values and name in ("dcells", "dsummary", "dweights"):
+            values[name] = None
+        if name in values:
+            types[name] = "constexpr"
+            continue
+        if name in ("steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc", "bias_size"):
+            types[name] = "i32"
+            continue
+        attributes[(position,)] = [["tt.divisibility", 16]]
+        if name in ("selected", "turn_rates", "counter", "best_slot"):
+            types[name] = "*i32"
+        elif name == "lengths":
+            types[name] = "*i64"
+        elif name.startswith(("w_", "b_")) or name.endswith("_left") or name in (
+            "gates", "hidden_new", "keys", "values", "v", "scorer_bias", "dgates", "dhidden", "dquery"
+        ):
+            types[name] = "*" + of_compute
+        else:
+            types[name] = "*fp32"
+    source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=values, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
+    if dtype == torch.bfloat16:  # all factors are loaded ahead
+        lines = compiled.asm["ttgir"].splitlines()
+        loads = [line for line in lines if "tt.load" in line and "x128x!tt.ptr<bf16>" in line]
+        assert not loads, loads[0]
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("lstm", "cosine", "softmax", "gate", 1000, 64, 10, "bfloat16", False),
+        ("gru", "mlp", "relu_norm", "add", 200, 5, 3, "float32", True),
+        ("rnn_tanh", "affine", "softmax", "concat", 136, 1, 20, "float32", False),
+    ],
+)
+def test_the_large_kernels_compile(options: tuple[object, ...]) -> None:
+    *others, dtype, tf32 = options
+    argument = f"(*{others}, torch.{dtype}, {tf32})"
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", LARGE_PROGRAM, argument], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]

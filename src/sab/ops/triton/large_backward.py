@@ -5,17 +5,20 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import angles
 from sab.ops.triton.functions import cuts, keeps, slots_at
 from sab.ops.triton.large_parts import (
     also,
     apart,
+    fetch_ahead,
     meet,
     microstate,
     product,
-    small_product,
     store_factor,
+    sums_of,
+    taken,
     turned,
+    turns,
+    whole_product,
     wide,
 )
 
@@ -72,22 +75,15 @@ def _cell_saved(t, row, unit, mask, batch, h_old, c, gates, hidden_new, dc, dcel
 
 
 @triton.jit
-def _store_gate(gate, value, gate_at, left_at, mask, dgates, dhidden_left, N: tl.constexpr):
-    """The gradient of a gate's sums."""
-    tl.store(dgates + gate_at + gate * N, value, mask=mask)
-    if dhidden_left is not None:
-        store_factor(dhidden_left + left_at + gate * N, value, mask)
-
-
-@triton.jit
 def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dgates, dhidden, dhidden_left, carry,
                    real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, HAS_C: tl.constexpr,
-                   SPLITS: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr):  # fmt: skip
+                   SPLITS: tl.constexpr, MIXED: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr,
+                   CHAIN: tl.constexpr):  # fmt: skip
     """The gradients of a cell's gates and states from that of its provisional hidden state."""
     fetched, h, c_old, c_new, last, dc_new, outside = saved
     at = row * N + unit
-    left_at = row * (GATES * N) + unit
-    gate_at = wide(t * batch) * (GATES * N) + left_at
+    left_at = dhidden_left + row * CHAIN + unit
+    gate_at = wide(t * batch) * (GATES * N) + row * (GATES * N) + unit
     activated = ()
     for g in tl.static_range(GATES):
         activated = activated + (fetched[g].to(real),)
@@ -98,11 +94,12 @@ def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dg
         dh_hat, dc_new, activated, h.to(real), c_old.to(real), c_new.to(real), last.to(real), MATH
     )
     for g in tl.static_range(GATES):
+        tl.store(dgates + gate_at + g * N, of_x[g], mask=mask)
         if SPLITS:
-            tl.store(dgates + gate_at + g * N, of_x[g], mask=mask)
-            _store_gate(g, of_h[g], gate_at, left_at, mask, dhidden, dhidden_left, N)
+            tl.store(dhidden + gate_at + g * N, of_h[g], mask=mask)
+            store_factor(left_at + g * N, of_h[g], mask, MIXED)
         else:
-            _store_gate(g, of_x[g], gate_at, left_at, mask, dgates, dhidden_left, N)
+            store_factor(left_at + g * N, of_x[g], mask, MIXED)
     if SPLITS:
         tl.store(carry + at, of_state, mask=mask)
     if HAS_C:
@@ -110,211 +107,226 @@ def _cell_backward(t, row, unit, mask, batch, cut, dh_hat, saved, dc, dcells, dg
 
 
 @triton.jit
-def _finish_phase(slot, step, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates, real: tl.constexpr,
-                  NORMALISES: tl.constexpr, MIXED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+def _finish_phase(slot, step, batch, pid, programs, slots, dkeys, dvalues, dkept_left, turn_rates, real: tl.constexpr,
+                  MATH: tl.constexpr, NORMALISES: tl.constexpr, VALUES: tl.constexpr, MIXED: tl.constexpr,
+                  N: tl.constexpr, D: tl.constexpr, KEY_INNER: tl.constexpr, ENTRIES: tl.constexpr, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr):  # fmt: skip
-    """The gradients of a slot's keys, which nothing is added to any more, as the left factor of `_chain_phase`: turned
-    back by the step that kept them where the scorer turns keys, and in the products' type."""
+    """The gradients of a slot's keys and values, which nothing is added to any more, as the left factor of
+    `_chain_phase`: the keys' turned back by the step that kept them where the scorer turns keys."""
+    OUTPUTS: tl.constexpr = N if VALUES and N > D else D
     row_tiles = tl.cdiv(batch, ROWS)
-    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+    for tile in range(pid, row_tiles * tl.cdiv(OUTPUTS, COLUMNS), programs):
         row = (tile % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
         column = (tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
         inside = (row < batch) & (column < D)
+        left_at = dkept_left + row * ENTRIES + column
         dkey_at = dkeys + (wide(row) * slots + slot) * D + column
         dkey = tl.load(dkey_at, mask=inside, other=0.0)
+        if VALUES:
+            is_unit = (row < batch) & (column < N)
+            dvalue = tl.load(dvalues + wide(slot * batch) * N + row * N + column, mask=is_unit, other=0.0)
+            store_factor(left_at + KEY_INNER, dvalue, is_unit, MIXED)
         if NORMALISES:
             rate = tl.load(turn_rates + column, mask=column < D, other=0)
-            cosine, sine = angles(step, column, rate, real)
+            cosine, sine = turns(step, column, rate, real, MATH)
             tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
             dkey = turned(dkey, cosine, -sine)
             tl.store(dkey_at, dkey, mask=inside)
-        if MIXED:
-            store_factor(dkeys_left + row * D + column, dkey, inside)
+        store_factor(left_at, dkey, inside, MIXED)
 
 
 @triton.jit
-def _chain_phase(t, batch, pid, programs, chained, kept, slot, slots, partial, dhidden, dhidden_left, dkeys, dkeys_left,
-                 w_hh_t, w_memory_t, real: tl.constexpr, MIXED: tl.constexpr, NUMBERS: tl.constexpr,
-                 K_TOP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, GATES: tl.constexpr, PIECES: tl.constexpr,
-                 ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """Part of the gradient of h_{t-1}: along the chain, and through its key where it was kept.
+def _chain_phase(batch, pid, programs, chained, kept, partial, dhidden_left, dkept_left, w_hh_t, w_kept_t,
+                 real: tl.constexpr, KEYS: tl.constexpr, CHAIN: tl.constexpr, ENTRIES: tl.constexpr, N: tl.constexpr,
+                 PIECES: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
+                 STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Part of the gradient of h_{t-1}: along the chain, and through its key and its value where it was kept.
 
     The inner dimension of both products together is cut into PIECES even pieces, so that there are enough tiles; who
     reads `partial` adds them up.
     """
     row_tiles, unit_tiles = tl.cdiv(batch, ROWS), tl.cdiv(N, UNITS)
-    chain_blocks = tl.where(chained, tl.cdiv(GATES * N, BLOCK), 0)
+    chain_blocks = tl.where(chained, CHAIN // BLOCK, 0)
     blocks = chain_blocks
-    if K_TOP > 0 and not NUMBERS:
-        blocks += tl.where(kept, tl.cdiv(D, BLOCK), 0)
+    if KEYS:
+        blocks += tl.where(kept, ENTRIES // BLOCK, 0)
     for tile in range(pid, row_tiles * unit_tiles * PIECES, programs):
         piece, place = tile % PIECES, tile // PIECES
         row = place % row_tiles * ROWS + tl.arange(0, ROWS)
         unit = place // row_tiles * UNITS + tl.arange(0, UNITS)
         first, last = piece * blocks // PIECES, (piece + 1) * blocks // PIECES
         sums = tl.zeros((ROWS, UNITS), real)
-        if dhidden_left is not None:
-            left = dhidden_left + row * (GATES * N)
-        else:
-            left = dhidden + (wide(t * batch) + row) * (GATES * N)
-        sums = product(sums, left, w_hh_t + unit * (GATES * N), row < batch, unit < N, first * BLOCK,
-                       tl.minimum(last, chain_blocks) * BLOCK, GATES * N, BLOCK, STAGES, PRECISION)  # fmt: skip
-        if K_TOP > 0 and not NUMBERS:
+        sums = product(sums, dhidden_left + row * CHAIN, w_hh_t + unit * CHAIN, row < batch, unit < N, first * BLOCK,
+                       tl.minimum(last, chain_blocks) * BLOCK, CHAIN, BLOCK, STAGES, PRECISION)  # fmt: skip
+        if KEYS:
             if last > chain_blocks:
-                if MIXED:
-                    left_key = dkeys_left + row * D
-                else:
-                    left_key = dkeys + (wide(row) * slots + slot) * D
-                sums = product(sums, left_key, w_memory_t + unit * D, row < batch, unit < N,
-                               tl.maximum(first - chain_blocks, 0) * BLOCK, (last - chain_blocks) * BLOCK, D, BLOCK,
-                               STAGES, PRECISION)  # fmt: skip
+                sums = product(sums, dkept_left + row * ENTRIES, w_kept_t + unit * ENTRIES, row < batch, unit < N,
+                               tl.maximum(first - chain_blocks, 0) * BLOCK, (last - chain_blocks) * BLOCK, ENTRIES,
+                               BLOCK, STAGES, PRECISION)  # fmt: skip
         inside = (row < batch)[:, None] & (unit < N)[None, :]
         tl.store(partial + piece * batch * N + row[:, None] * N + unit[None, :], sums, mask=inside)
 
 
 @triton.jit
-def _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
-               NORMALISES: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    """What `_key_backward` needs, fetched ahead."""
-    inside = column < D
-    both = valid[:, None] & inside[None, :]
-    gathered = (wide(row) * slots + slot)[:, None] * D + column[None, :]
-    own = tl.load(keys + gathered, mask=both, other=0.0)
-    dkey = tl.load(dkeys + gathered, mask=both, other=0.0)
-    q = tl.load(query + at_row * D + column, mask=inside, other=0.0)
-    factor = q
-    dv_old = q
-    if v is not None:
-        factor = tl.load(v + column, mask=inside, other=0.0)
-        dv_old = tl.load(dv + row * D + column, mask=inside, other=0.0)
-    rate = q
-    if NORMALISES:
-        rate = tl.load(turn_rates + column, mask=inside, other=0)
-    return own, dkey, q, factor, dv_old, rate
-
-
-@triton.jit
-def _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query_scale, scores, K_TOP: tl.constexpr,
-                  PLACES: tl.constexpr):  # fmt: skip
-    """What `_key_backward` needs where the scorer normalises: the selected scores, and 1 / the lengths of keys and of
-    the query. That of a key from before the loop is 1, as it came."""
-    score = tl.load(scores + at_row * K_TOP + tl.arange(0, PLACES), mask=valid, other=0.0)
-    key_at = key_scale + wide(row) * slots + slot
-    key_inverse = tl.load(key_at, mask=valid & (slot >= first_slots), other=1.0)
-    return score, key_inverse, tl.load(query_scale + at_row)
-
-
-@triton.jit
-def _key_backward(step, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery, dquery_left,
-                  dkeys, dv, real: tl.constexpr, MATH: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr,
-                  NORMALISES: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
+def _key_backward(step, row, column, mask, at_row, slots, first_slots, da, query, keys, key_scale, query_scale, scores,
+                  selected, turn_rates, v, dquery, dread_left, dkeys, dv, real: tl.constexpr, MATH: tl.constexpr,
+                  QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr, SCALE: tl.constexpr,
+                  ENTRIES: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                  GROUP: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
     """The gradients of keys and query from those of the selected scores; where the scorer normalises, those of both
     before they were brought to length 1, and that of the query before it was turned (`_finish_phase` turns keys' back).
     """
-    own, dkey, q, factor, dv_old, rate = saved
-    inside = column < D
-    dscore = da
+    q = tl.load(query + at_row * D + column, mask=mask, other=0.0)
+    factor = q
+    dv_new = tl.zeros(q.shape, real)
+    if v is not None:
+        factor = tl.load(v + column, mask=mask, other=0.0).to(real)
+        dv_new = tl.load(dv + row * D + column, mask=mask, other=0.0)
     partner = q
+    query_inverse = 1.0
     if NORMALISES:
-        score, key_inverse, query_inverse = scales
-        cosine, sine = angles(step, column, rate, real)
-        dscore = da * (query_inverse * (D * SCALE))
-        partner = turned(factor.to(real) * q, cosine, sine)
-    dkey_new, dq_terms, dv_terms = SCORE(
-        dscore[:, None], own.to(real), partner[None, :], factor.to(real)[None, :], MATH
-    )
-    dq = tl.sum(dq_terms, 0)
+        # Nothing in this loop writes the scores and 1 / the lengths, so there is no meeting to wait for.
+        query_inverse = tl.load(query_scale + at_row)
+        cosine, sine = turns(step, column, tl.load(turn_rates + column, mask=mask, other=0), real, MATH)
+        partner = turned(factor * q, cosine, sine)
+    dq = tl.zeros(q.shape, real)
+    total = 0.0
+    PER: tl.constexpr = 5 if NORMALISES else 3
+    for group in tl.static_range(0, K_TOP, GROUP):
+        held = ()  # all loads first, so that they wait together
+        for j in tl.static_range(group, min(group + GROUP, K_TOP)):
+            slot = tl.load(selected + at_row * K_TOP + j)
+            there = also(mask, slot >= 0)
+            at = (wide(row) * slots + tl.maximum(slot, 0)) * D
+            own = tl.load(keys + at + column, mask=there, other=0.0)
+            held = held + (slot, own, tl.load(dkeys + at + column, mask=there, other=0.0))
+            if NORMALISES:
+                scale_at = key_scale + wide(row) * slots + tl.maximum(slot, 0)
+                held = held + (tl.load(scale_at, mask=slot >= first_slots, other=1.0),)
+                held = held + (tl.load(scores + at_row * K_TOP + j, mask=slot >= 0, other=0.0),)
+        for j in tl.static_range(group, min(group + GROUP, K_TOP)):
+            slot, own, dkey = held[(j - group) * PER], held[(j - group) * PER + 1].to(real), held[(j - group) * PER + 2]
+            one = taken(da, j, PLACES)
+            dscore = one
+            if NORMALISES:
+                dscore = one * (query_inverse * (D * SCALE))
+            dkey_new, dq_term, dv_term = SCORE(dscore, own, partner, factor, MATH)
+            if NORMALISES:
+                # No score depends on a vector's length, so the gradient has no part along the vector. A key from before
+                # the loop came with length 1: its gradient is that of the key as it came.
+                along = one * held[(j - group) * PER + 4]
+                total += along
+                dkey_new = dkey_new - tl.where(slot >= first_slots, along, 0.0) * own
+                dkey_new = dkey_new * held[(j - group) * PER + 3]
+            elif dv is not None:
+                dv_new += tl.where(slot >= 0, dv_term, 0.0)
+            dq += tl.where(slot >= 0, dq_term, 0.0)
+            at = (wide(row) * slots + tl.maximum(slot, 0)) * D
+            tl.store(dkeys + at + column, dkey + dkey_new, mask=also(mask, slot >= 0))
     if NORMALISES:
         dq = turned(dq, cosine, -sine)
-        dv_new = q * dq
-        dq = factor.to(real) * dq
-        # No score depends on a vector's length, so the gradient has no part along the vector. A key from before the
-        # loop came with length 1: its gradient is that of the key as it came.
-        along = da * score
-        dkey_new = (dkey_new - tl.where(slot >= first_slots, along, 0.0)[:, None] * own.to(real)) * key_inverse[:, None]
-        dq -= tl.sum(along, 0) * query_inverse * query_inverse * q
+        dv_new += q * dq
+        dq = factor * dq - total * query_inverse * query_inverse * q
     dq = QUERY(dq, SCALE)
-    dkey += dkey_new
     if dv is not None:
-        if not NORMALISES:
-            dv_new = tl.sum(dv_terms, 0)
-        tl.store(dv + row * D + column, dv_old + dv_new, mask=inside)
-    gathered = (wide(row) * slots + slot)[:, None] * D + column[None, :]
-    tl.store(dkeys + gathered, dkey, mask=valid[:, None] & inside[None, :])
-    tl.store(dquery + at_row * D + column, dq, mask=inside)
-    if MIXED:
-        store_factor(dquery_left + row * D + column, dq, inside)
+        tl.store(dv + row * D + column, dv_new, mask=mask)
+    tl.store(dquery + at_row * D + column, dq, mask=mask)
+    store_factor(dread_left + row * ENTRIES + column, dq, mask, MIXED)
 
 
 @triton.jit
 def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, seen, first_slots, slots, k_att, cut,
-                         store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, key_scale,
-                         query_scale, scores, lengths, turn_rates, w_memory, w_query, v, dstore, dc, dcells, dgates,
-                         dhidden, dhidden_left, dquery, dkeys, dsummary, dweights, dv, dh_hat, ds_joined, dquery_left,
-                         partial, carry, new_carry, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr,
-                         GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
-                         SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr,
-                         WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
-                         READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                         K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr,
-                         PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
+                         store, c, gates, hidden_new, h_hat, query, keys, values, weights, selected, norms, summary,
+                         mapped, key_scale, query_scale, scores, lengths, turn_rates, w_memory, w_query, v, dstore, dc,
+                         dcells, dgates, dhidden, dhidden_left, dquery, dkeys, dvalues, dsummary, dweights,
+                         dincorporated, dv, dh_hat, ds_joined, dread_left, partial, carry, new_carry,
+                         real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, GATES: tl.constexpr,
+                         HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr,
+                         QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr, WEIGH: tl.constexpr,
+                         SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
+                         SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
+                         VALUES: tl.constexpr, KEY_INNER: tl.constexpr, ENTRIES: tl.constexpr, CHAIN: tl.constexpr,
+                         N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                         SCALE: tl.constexpr, MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
+                         KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr,
                          PIECES: tl.constexpr):  # fmt: skip
     """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
     and of its query in one tile.
 
     The gradients of the weights need the whole row, so that the tiles of a row all compute them: none waits for
-    another. What is summed up, each tile writes for its slice alone, and nothing that another reads.
+    another. What is summed up, each tile writes for its slice alone, and nothing that another reads. With values the
+    weights' gradients through the map take no product either.
     Where keys are numbers, the query's part is no product, and the cell's backward is done here as well.
     """
     place = tl.arange(0, PLACES)
     piece = tl.arange(0, PIECE)
+    PER: tl.constexpr = 6 if VALUES else 4
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
         row, part = tile % batch, tile // batch
         at_row = wide(t * batch + row)
-        slot = tl.load(selected + at_row * K_TOP + place, mask=place < K_TOP, other=-1)
-        valid = slot >= 0  # none in a row that has ended
-        slot = tl.maximum(slot, 0)
+        valid = tl.load(selected + at_row * K_TOP + place, mask=place < K_TOP, other=-1) >= 0  # none past a row's end
         weight = tl.load(weights + at_row * K_TOP + place, mask=valid, other=0.0)
         if dweights is not None:
             da = tl.load(dweights + at_row * K_TOP + place, mask=valid, other=0.0)
         else:
             da = tl.zeros((PLACES,), real)
-        scales = ()
-        if NORMALISES:
-            # Nothing in this loop writes these, so there is no meeting to wait for.
-            scales = _scales_saved(row, slot, valid, at_row, slots, first_slots, key_scale, query_scale, scores, K_TOP,
-                                   PLACES)  # fmt: skip
-        if not NUMBERS and KEY_PIECE >= KEY_SLICE:
-            column = part * KEY_SLICE + tl.arange(0, KEY_PIECE)
-            saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
-                               NORMALISES, D)  # fmt: skip
-        memory = (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(0, N, PIECE):
             unit = first + piece
             inside = unit < N
             mine = inside & (unit // SLICE == part)
-            gathered = memory[:, None] + unit[None, :]
-            states = tl.load(store + gathered, mask=valid[:, None] & inside[None, :], other=0.0)
-            dstates = tl.load(dstore + gathered, mask=valid[:, None] & mine[None, :], other=0.0)
-            if MAPPED:
+            dmapped = tl.zeros((PIECE,), real)
+            if MAPPED and not VALUES:
                 ds = tl.load(ds_joined + row * N + unit, mask=inside, other=0.0)
             else:
                 dh = _arriving(t, row, unit, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
-                               carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS,
-                               SLOPE, N, PIECES)  # fmt: skip
+                               carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS, SLOPE,
+                               N, PIECES)  # fmt: skip
                 provisional = dh
                 s = dh
+                linear_map = dh
                 if READS_STATE:
                     provisional = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
                 if READS_SUMMARY:
                     s = tl.load(summary + at_row * N + unit, mask=inside, other=0.0)
-                dhat, ds, _ = INCORPORATE(dh, provisional, s, dh, MATH)
-                tl.store(dh_hat + row * N + unit, dhat, mask=mine)
+                if SAVES_MAP:
+                    linear_map = tl.load(mapped + at_row * N + unit, mask=inside, other=0.0)
+                dhat, ds, dmapped = INCORPORATE(dh, provisional, s, linear_map, MATH)
                 if dsummary is not None:
                     ds += tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
-            tl.store(dstore + gathered, dstates + weight[:, None] * ds[None, :], mask=valid[:, None] & mine[None, :])
-            da += tl.sum(states * ds[None, :], 1)
+            for group in tl.static_range(0, K_TOP, GROUP):
+                # Each microstate by itself, as in the forward. All loads of a group come before its first store.
+                held = ()
+                for j in tl.static_range(group, min(group + GROUP, K_TOP)):
+                    slot = tl.load(selected + at_row * K_TOP + j)
+                    one = tl.load(weights + at_row * K_TOP + j, mask=slot >= 0, other=0.0)
+                    there, is_mine = also(inside, slot >= 0), also(mine, slot >= 0)
+                    at = (wide(microstate(tl.maximum(slot, 0), seen, first_slots, k_att)) * batch + row) * N
+                    own = tl.load(store + at + unit, mask=there, other=0.0)
+                    held = held + (slot, one, own, tl.load(dstore + at + unit, mask=is_mine, other=0.0))
+                    if VALUES:
+                        at = (wide(tl.maximum(slot, 0)) * batch + row) * N
+                        own = tl.load(values + at + unit, mask=there, other=0.0)
+                        held = held + (own, tl.load(dvalues + at + unit, mask=is_mine, other=0.0))
+                found = ()
+                for j in tl.static_range(group, min(group + GROUP, K_TOP)):
+                    slot, one = held[(j - group) * PER], held[(j - group) * PER + 1]
+                    is_mine = also(mine, slot >= 0)
+                    at = (wide(microstate(tl.maximum(slot, 0), seen, first_slots, k_att)) * batch + row) * N
+                    tl.store(dstore + at + unit, held[(j - group) * PER + 3] + one * ds, mask=is_mine)
+                    products = held[(j - group) * PER + 2] * ds
+                    if VALUES:
+                        at = (wide(tl.maximum(slot, 0)) * batch + row) * N
+                        tl.store(dvalues + at + unit, held[(j - group) * PER + 5] + one * dmapped, mask=is_mine)
+                        products += held[(j - group) * PER + 4].to(real) * dmapped
+                    found = found + (products,)
+                for _ in tl.static_range(min(group + GROUP, K_TOP), group + GROUP):
+                    found = found + (tl.zeros((PIECE,), real),)
+                da += tl.where(place // GROUP == group // GROUP, sums_of(found, GROUP, PLACES), 0.0)
+            if VALUES or not MAPPED:
+                tl.store(dh_hat + row * N + unit, dhat, mask=mine)
+            if VALUES:
+                tl.store(dincorporated + at_row * N + unit, dmapped, mask=mine)
+                store_factor(dread_left + row * ENTRIES + KEY_INNER + unit, dmapped, mine, MIXED)
         norm = 1.0
         if SAVES_NORM:
             norm = tl.load(norms + at_row)
@@ -324,6 +336,7 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         if NUMBERS:
             total = tl.sum(da)
             if part == 0:
+                slot = tl.load(selected + at_row * K_TOP + place, mask=valid, other=0)
                 key_at = dkeys + wide(row) * slots + slot
                 tl.store(dquery + at_row, total)
                 tl.store(key_at, tl.load(key_at, mask=valid, other=0.0) + da, mask=valid)
@@ -337,33 +350,57 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 dhat = tl.load(dh_hat + row * N + unit, mask=inside, other=0.0) + total * slope
                 saved = _cell_saved(t, row, unit, inside, batch, store + wide((first_slots + t) * batch) * N, c, gates,
                                     hidden_new, dc, dcells, HAS_C, SPLITS, N, GATES)  # fmt: skip
-                if PIECE < 128:
-                    tl.debug_barrier()  # several threads have the same unit, and dgates may lie where gates do
+                tl.debug_barrier()  # several threads may have the same unit, and dgates may lie where gates do
                 _cell_backward(t, row, unit, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
-                               new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
-        elif KEY_PIECE >= KEY_SLICE:
-            _key_backward(seen + t, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
-                          dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D, MIXED)  # fmt: skip
+                               new_carry, real, MATH, CELL, HAS_C, SPLITS, MIXED, N, GATES, CHAIN)  # fmt: skip
         else:
             for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), KEY_PIECE):
                 column = first + tl.arange(0, KEY_PIECE)
-                saved = _key_saved(row, slot, valid, column, at_row, slots, query, keys, dkeys, v, dv, turn_rates,
-                                   NORMALISES, D)  # fmt: skip
-                _key_backward(seen + t, row, slot, valid, column, at_row, slots, first_slots, da, saved, scales, dquery,
-                              dquery_left, dkeys, dv, real, MATH, QUERY, SCORE, NORMALISES, SCALE, D,
-                              MIXED)  # fmt: skip
+                _key_backward(seen + t, row, column, column < D, at_row, slots, first_slots, da, query, keys, key_scale,
+                              query_scale, scores, selected, turn_rates, v, dquery, dread_left, dkeys, dv, real, MATH,
+                              QUERY, SCORE, NORMALISES, SCALE, ENTRIES, D, K_TOP, PLACES, GROUP, MIXED)  # fmt: skip
+
+
+@triton.jit
+def _fetch_phase(t, slot, pid, batch, seen, first_slots, slots, k_att, store, h_hat, keys, values, summary, mapped,
+                 dstore, dkeys, dvalues, SAVES_MAP: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr,
+                 D: tl.constexpr, SLICE: tl.constexpr, KEY_SLICE: tl.constexpr):  # fmt: skip
+    """Asks for what `_read_backward_phase` will read of step t in this program's first tile: which microstates it
+    selected is known, and most of them are no longer in the cache. slot [PLACES]: those."""
+    row, part = pid % batch, pid // batch
+    at_row = wide(t * batch + row) + tl.arange(0, 1)
+    valid = also(slot >= 0, part * SLICE < N)
+    there = also(tl.arange(0, 1) == 0, part * SLICE < N)
+    slot = tl.maximum(slot, 0)
+    first, last = part * SLICE, tl.minimum(part * SLICE + SLICE, N)
+    memory = (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
+    fetch_ahead(store + memory, valid, first, last, SLICE)
+    fetch_ahead(dstore + memory, valid, first, last, SLICE)
+    fetch_ahead(dstore + (wide((first_slots + 1) * batch) + at_row) * N, there, first, last, SLICE)
+    fetch_ahead(h_hat + at_row * N, there, first, last, SLICE)
+    fetch_ahead(summary + at_row * N, there, first, last, SLICE)
+    if SAVES_MAP:
+        fetch_ahead(mapped + at_row * N, there, first, last, SLICE)
+    if VALUES:
+        value_at = (wide(slot) * batch + row) * N
+        fetch_ahead(values + value_at, valid, first, last, SLICE)
+        fetch_ahead(dvalues + value_at, valid, first, last, SLICE)
+    key_at = (wide(row) * slots + slot) * D
+    first, last = part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D)
+    fetch_ahead(keys + key_at, valid, first, last, KEY_SLICE)
+    fetch_ahead(dkeys + key_at, valid, first, last, KEY_SLICE)
 
 
 @triton.jit
 def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, slots, cut, first_slots, store, c,
-                         gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
-                         dhidden_left, dquery_left, dkeys, dh_hat, partial, carry, new_carry, real: tl.constexpr,
+                         gates, hidden_new, lengths, w_memory, w_read_t, dstore, dc, dcells, dgates, dhidden,
+                         dhidden_left, dread_left, dkeys, dh_hat, partial, carry, new_carry, real: tl.constexpr,
                          MATH: tl.constexpr, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr,
-                         SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr, N: tl.constexpr,
-                         D: tl.constexpr, K_TOP: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
-                         COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                         PRECISION: tl.constexpr):  # fmt: skip
-    """The cell's backward, after the query's product where there was a read."""
+                         SPLITS: tl.constexpr, NUMBERS: tl.constexpr, SLOPE: tl.constexpr, KEYS: tl.constexpr,
+                         CHAIN: tl.constexpr, ENTRIES: tl.constexpr, N: tl.constexpr, MIXED: tl.constexpr,
+                         PIECES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+                         STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The cell's backward, after the products of what read with ĥ_t (the query, with values also the map)."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -374,25 +411,25 @@ def _cell_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                             hidden_new, dc, dcells, HAS_C, SPLITS, N, GATES)  # fmt: skip
         if used > 0:
             dhat = tl.load(dh_hat + rows * N + units, mask=inside, other=0.0)
-            if K_TOP > 0 and not NUMBERS:
-                sums = small_product(dquery_left + row * D, w_query_t + unit * D, row < batch, unit < N, real, D, ROWS,
-                                     COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            if KEYS:
+                sums = whole_product(dread_left + row * ENTRIES, w_read_t + unit * ENTRIES, row < batch, unit < N, real,
+                                     ENTRIES, ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                 dhat += apart(sums)
         else:
             dhat = _arriving(t, rows, units, inside, batch, chained, carried, kept, slots, used, store, dstore, partial,
                              carry, dkeys, lengths, w_memory, first_slots + 1 + t, real, MATH, SPLITS, NUMBERS, SLOPE,
                              N, PIECES)  # fmt: skip
         _cell_backward(t, rows, units, inside, batch, cut, dhat, saved, dc, dcells, dgates, dhidden, dhidden_left,
-                       new_carry, real, MATH, CELL, HAS_C, SPLITS, N, GATES)  # fmt: skip
+                       new_carry, real, MATH, CELL, HAS_C, SPLITS, MIXED, N, GATES, CHAIN)  # fmt: skip
 
 
 @triton.jit
 def _map_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, slots, first_slots, store, dstore,
                         partial, carry, dkeys, lengths, w_memory, h_hat, summary, mapped, dincorporated, dh_left,
                         dh_hat, ds_joined, real: tl.constexpr, MATH: tl.constexpr, SPLITS: tl.constexpr,
-                        NUMBERS: tl.constexpr, SLOPE: tl.constexpr, INCORPORATE: tl.constexpr,
-                        SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
-                        N: tl.constexpr, PIECES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
+                        NUMBERS: tl.constexpr, SLOPE: tl.constexpr, INCORPORATE: tl.constexpr, SAVES_MAP: tl.constexpr,
+                        READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr, INNER: tl.constexpr,
+                        PIECES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
                         COLUMNS: tl.constexpr):  # fmt: skip
     """The gradient of the map, as the left factor of `_map_backward_phase`, and of ĥ_t and the summary besides it."""
     row_tiles = tl.cdiv(batch, ROWS)
@@ -418,14 +455,14 @@ def _map_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, s
         tl.store(dh_hat + at, dhat, mask=inside)
         tl.store(ds_joined + at, ds, mask=inside)
         tl.store(dincorporated + at_step, dmapped, mask=inside)
-        if MIXED:
-            store_factor(dh_left + at, dmapped, inside)
+        store_factor(dh_left + rows * INNER + units, dmapped, inside, MIXED)
 
 
 @triton.jit
 def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, ds_joined,
-                        real: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                        BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                        real: tl.constexpr, N: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
+                        COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                        PRECISION: tl.constexpr):  # fmt: skip
     """Adds Wᵀ times the map's gradient to the gradients of ĥ_t and of the summary."""
     row_tiles, unit_tiles = tl.cdiv(batch, ROWS), tl.cdiv(N, COLUMNS)
     for tile in range(pid, row_tiles * unit_tiles * 2, programs):
@@ -438,8 +475,8 @@ def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_ha
         direct += tl.load(ds_joined + at, mask=also(inside, half == 1), other=0.0)
         if dsummary is not None:
             direct += tl.load(dsummary + wide(t * batch) * N + at, mask=also(inside, half == 1), other=0.0)
-        sums = small_product(dh_left + row * N, w_incorporate_t + (half * N + unit) * N, row < batch, unit < N, real, N,
-                             ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        sums = whole_product(dh_left + row * INNER, w_incorporate_t + (half * N + unit) * INNER, row < batch, unit < N,
+                             real, INNER, ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
         sums = apart(sums) + direct
         tl.store(dh_hat + at, sums, mask=also(inside, half == 0))
         tl.store(ds_joined + at, sums, mask=also(inside, half == 1))
@@ -447,34 +484,37 @@ def _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_ha
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "k_trunc"])
 def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-                    key_scale, query_scale, scores, lengths, turn_rates, w_hh_t, w_memory, w_memory_t, w_query,
-                    w_query_t, v, w_incorporate_t, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary,
-                    dweights, dincorporated, dv, dh_hat, dh_left, ds_joined, dquery_left, dkeys_left, dhidden_left,
+                    key_scale, query_scale, scores, lengths, turn_rates, w_hh_t, w_memory, w_query, w_read_t, w_kept_t,
+                    v, w_incorporate_t, values, dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights,
+                    dincorporated, dv, dvalues, dh_hat, dh_left, ds_joined, dread_left, dkept_left, dhidden_left,
                     partial, carry, counter, steps, batch, seen, first_slots, slots, k_att, k_trunc, CELL: tl.constexpr,
                     GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr,
                     SLOPE: tl.constexpr, QUERY: tl.constexpr, SCORE: tl.constexpr, NORMALISES: tl.constexpr,
                     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
-                    SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, N: tl.constexpr,
-                    D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
-                    MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-                    PIECES: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,
-                    SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, BLOCK: tl.constexpr,
-                    STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                    SAVES_MAP: tl.constexpr, READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
+                    VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                    SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
+                    UNITS: tl.constexpr, PIECES: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                    PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
+                    GROUP: tl.constexpr, FETCHES: tl.constexpr, INNER: tl.constexpr, KEY_INNER: tl.constexpr,
+                    CHAIN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                    PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
+    KEYS: tl.constexpr = K_TOP > 0 and not NUMBERS
+    ENTRIES: tl.constexpr = KEY_INNER + INNER if VALUES else KEY_INNER
     # Whether `partial` holds anything of the step's gradient, and whether the chain is part of that.
     carried = steps < 0
     chained = keeps(seen + steps - 1, k_att)
-    if K_TOP > 0 and not NUMBERS:
+    if KEYS:
         if chained:
-            if MIXED or NORMALISES:
-                _finish_phase(slots - 1, seen + steps - 1, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates,
-                              real, NORMALISES, MIXED, D, QUERY_ROWS, COLUMNS)  # fmt: skip
-                goal = meet(counter, goal, programs)
-            _chain_phase(steps, batch, pid, programs, carried, chained, slots - 1, slots, partial, dhidden,
-                         dhidden_left, dkeys, dkeys_left, w_hh_t, w_memory_t, real, MIXED, NUMBERS, K_TOP, N, D, GATES,
-                         PIECES, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            _finish_phase(slots - 1, seen + steps - 1, batch, pid, programs, slots, dkeys, dvalues, dkept_left,
+                          turn_rates, real, MATH, NORMALISES, VALUES, MIXED, N, D, KEY_INNER, ENTRIES, QUERY_ROWS,
+                          COLUMNS)  # fmt: skip
+            goal = meet(counter, goal, programs)
+            _chain_phase(batch, pid, programs, carried, chained, partial, dhidden_left, dkept_left, w_hh_t, w_kept_t,
+                         real, KEYS, CHAIN, ENTRIES, N, PIECES, ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
     for back in range(steps):
         t = steps - 1 - back
@@ -494,57 +534,62 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
             old_carry, new_carry = carry + (t + 1) % 2 * batch * N, carry + t % 2 * batch * N
         if K_TOP > 0:
             if used > 0:
-                if MAPPED:
-                    left = dincorporated + wide(t * batch) * N
-                    if MIXED:
-                        left = dh_left
-                    _map_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots,
-                                        store, dstore, partial, old_carry, dkeys, lengths, w_memory, h_hat, summary,
-                                        mapped, dincorporated, dh_left, dh_hat, ds_joined, real, MATH, SPLITS,
-                                        NUMBERS, SLOPE, INCORPORATE, SAVES_MAP, READS_STATE, READS_SUMMARY, N, PIECES,
-                                        MIXED, QUERY_ROWS, COLUMNS)  # fmt: skip
+                if MAPPED and not VALUES:
+                    _map_gradient_phase(t, batch, pid, programs, used, there, carried, kept, slots, first_slots, store,
+                                        dstore, partial, old_carry, dkeys, lengths, w_memory, h_hat, summary, mapped,
+                                        dincorporated, dh_left, dh_hat, ds_joined, real, MATH, SPLITS, NUMBERS, SLOPE,
+                                        INCORPORATE, SAVES_MAP, READS_STATE, READS_SUMMARY, N, INNER, PIECES, MIXED,
+                                        QUERY_ROWS, COLUMNS)  # fmt: skip
                     goal = meet(counter, goal, programs)
-                    _map_backward_phase(t, batch, pid, programs, left, w_incorporate_t, dh_hat, dsummary, ds_joined,
-                                        real, N, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                    _map_backward_phase(t, batch, pid, programs, dh_left, w_incorporate_t, dh_hat, dsummary, ds_joined,
+                                        real, N, INNER, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_backward_phase(t, batch, pid, programs, used, there, carried, kept, seen, first_slots, slots,
-                                     k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, weights, selected,
-                                     norms, summary, key_scale, query_scale, scores, lengths, turn_rates, w_memory,
-                                     w_query, v, dstore, dc, dcells, dgates, dhidden, dhidden_left, dquery, dkeys,
-                                     dsummary, dweights, dv, dh_hat, ds_joined, dquery_left, partial, old_carry,
-                                     new_carry, real, MATH, CELL, GATES, HAS_C, SPLITS, NUMBERS, SLOPE, QUERY, SCORE,
-                                     NORMALISES, WEIGH, SAVES_NORM, INCORPORATE, MAPPED, READS_STATE, READS_SUMMARY, N,
-                                     D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE, KEY_SLICE,
-                                     PIECES)  # fmt: skip
+                                     k_att, cut, store, c, gates, hidden_new, h_hat, query, keys, values, weights,
+                                     selected, norms, summary, mapped, key_scale, query_scale, scores, lengths,
+                                     turn_rates, w_memory, w_query, v, dstore, dc, dcells, dgates, dhidden,
+                                     dhidden_left, dquery, dkeys, dvalues, dsummary, dweights, dincorporated, dv,
+                                     dh_hat, ds_joined, dread_left, partial, old_carry, new_carry, real, MATH, CELL,
+                                     GATES, HAS_C, SPLITS, NUMBERS, SLOPE, QUERY, SCORE, NORMALISES, WEIGH, SAVES_NORM,
+                                     INCORPORATE, MAPPED, SAVES_MAP, READS_STATE, READS_SUMMARY, VALUES, KEY_INNER,
+                                     ENTRIES, CHAIN, N, D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE,
+                                     KEY_SLICE, GROUP, PIECES)  # fmt: skip
                 goal = meet(counter, goal, programs)
-        if MIXED or K_TOP == 0 or NUMBERS:
-            dq_left = dquery_left
-        else:
-            dq_left = dquery + wide(t * batch) * D
         if NUMBERS:
             alone = used == 0
         else:
             alone = used >= 0
         kept_before = t < 0
-        if K_TOP > 0 and not NUMBERS:
+        if KEYS:
             kept_before = keeps(seen + t - 1, k_att) & (t > 0)
+        ahead = tl.full((PLACES,), -1, tl.int32)
+        if FETCHES:
+            place = tl.arange(0, PLACES)
+            ahead_at = selected + wide((t - 1) * batch + pid % batch) * K_TOP + place
+            ahead = tl.load(ahead_at, mask=also(place < K_TOP, t > 0), other=-1)
         if alone:
-            if (MIXED or NORMALISES) and K_TOP > 0 and not NUMBERS:
+            if KEYS:
                 if kept_before:
                     # No step before this one can have read the key, so nothing is added to its gradient any more.
-                    _finish_phase(used - 1, seen + t - 1, batch, pid, programs, slots, dkeys, dkeys_left, turn_rates,
-                                  real, NORMALISES, MIXED, D, QUERY_ROWS, COLUMNS)  # fmt: skip
+                    _finish_phase(used - 1, seen + t - 1, batch, pid, programs, slots, dkeys, dvalues, dkept_left,
+                                  turn_rates, real, MATH, NORMALISES, VALUES, MIXED, N, D, KEY_INNER, ENTRIES,
+                                  QUERY_ROWS, COLUMNS)  # fmt: skip
             _cell_backward_phase(t, batch, pid, programs, used, there, carried, kept, slots, cut, first_slots, store, c,
-                                 gates, hidden_new, lengths, w_memory, w_query_t, dstore, dc, dcells, dgates, dhidden,
-                                 dhidden_left, dq_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH, CELL,
-                                 GATES, HAS_C, SPLITS, NUMBERS, SLOPE, N, D, K_TOP, PIECES, QUERY_ROWS, COLUMNS, BLOCK,
-                                 STAGES, PRECISION)  # fmt: skip
+                                 gates, hidden_new, lengths, w_memory, w_read_t, dstore, dc, dcells, dgates, dhidden,
+                                 dhidden_left, dread_left, dkeys, dh_hat, partial, old_carry, new_carry, real, MATH,
+                                 CELL, GATES, HAS_C, SPLITS, NUMBERS, SLOPE, KEYS, CHAIN, ENTRIES, N, MIXED, PIECES,
+                                 QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            if FETCHES:
+                if t > 0:
+                    _fetch_phase(t - 1, ahead, pid, batch, seen, first_slots, slots, k_att, store, h_hat, keys, values,
+                                 summary, mapped, dstore, dkeys, dvalues, SAVES_MAP, VALUES, N, D, SLICE,
+                                 KEY_SLICE)  # fmt: skip
             goal = meet(counter, goal, programs)
         carried = cut == 0
         if carried | kept_before:
-            _chain_phase(t, batch, pid, programs, carried, kept_before, used - 1, slots, partial, dhidden, dhidden_left,
-                         dkeys, dkeys_left, w_hh_t, w_memory_t, real, MIXED, NUMBERS, K_TOP, N, D, GATES, PIECES,
-                         ROWS, UNITS, BLOCK, STAGES, PRECISION)  # fmt: skip
+            _chain_phase(batch, pid, programs, carried, kept_before, partial, dhidden_left, dkept_left, w_hh_t,
+                         w_kept_t, real, KEYS, CHAIN, ENTRIES, N, PIECES, ROWS, UNITS, BLOCK, STAGES,
+                         PRECISION)  # fmt: skip
             goal = meet(counter, goal, programs)
     # The gradient of the state that came in.
     row_tiles = tl.cdiv(batch, QUERY_ROWS)

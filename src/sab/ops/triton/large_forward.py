@@ -4,7 +4,6 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import angles
 from sab.ops.triton.functions import keeps, slots_at
 from sab.ops.triton.large_parts import (
     NOWHERE,
@@ -15,25 +14,34 @@ from sab.ops.triton.large_parts import (
     merge,
     microstate,
     product,
-    small_product,
     store_factor,
+    taken,
     top,
     turned,
+    turns,
+    two_products,
+    whole_product,
     wide,
 )
 
 
 @triton.jit
-def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in, h_out, c, gates, hidden_new, h_hat,
-                lengths, w_hh, b_hh, real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr,
-                GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr,
-                ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+def _cell_phase(t, batch, pid, programs, reads, keeping, slot, step, slots, h_left, h_next, h_hat_left, h_in, h_out, c,
+                gates, hidden_new, h_hat, keys, key_squares, turn_rates, values, lengths, w_hh, b_hh, w_memory,
+                real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr,
+                VALUES: tl.constexpr, NORMALISES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
+                UNITS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
-    """The recurrent product and the cell, all gates of a few units in one tile; without a read also h_t."""
+    """The recurrent product and the cell, all gates of a few units in one tile; without a read also h_t. Where h_{t-1}
+    is kept, also its key and its value, as many columns of each: they are products of the same factor."""
     # A power of two, so that a tile's columns, unit by unit, come apart by halving.
     WIDE: tl.constexpr = 4 if GATES > 1 else 1
+    OUTPUTS: tl.constexpr = D if KEYS and D > N else N
+    KINDS: tl.constexpr = 2 if VALUES else 1
+    THERE: tl.constexpr = 2 * OUTPUTS if VALUES else D
     row_tiles = tl.cdiv(batch, ROWS)
-    for tile in range(pid, row_tiles * tl.cdiv(N, UNITS), programs):
+    for tile in range(pid, row_tiles * tl.cdiv(OUTPUTS, UNITS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         unit = tile // row_tiles * UNITS + tl.arange(0, UNITS)
         column = tl.arange(0, UNITS * WIDE)
@@ -54,10 +62,29 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
         alive = inside
         if lengths is not None:
             alive = inside & (t < tl.load(lengths + row, mask=row < batch, other=0))[:, None]
-        weight_rows = w_hh + (column_gate * N + column_unit) * N
+        weight_rows = w_hh + (column_gate * N + column_unit) * INNER
+        weight_mask = (column_unit < N) & (column_gate < GATES)
         sums = tl.zeros((ROWS, UNITS * WIDE), real)
-        sums = product(sums, h_left + row * N, weight_rows, row < batch, (column_unit < N) & (column_gate < GATES), 0,
-                       N, N, BLOCK, STAGES, PRECISION)  # fmt: skip
+        if KEYS:
+            if keeping:
+                other = tile // row_tiles * UNITS * KINDS + tl.arange(0, UNITS * KINDS)
+                kept = tl.zeros((ROWS, UNITS * KINDS), real)
+                sums, kept = two_products(sums, kept, h_left + row * INNER, weight_rows, w_memory + other * INNER,
+                                          row < batch, weight_mask, other < THERE, INNER, BLOCK, STAGES,
+                                          PRECISION)  # fmt: skip
+                key = kept
+                if VALUES:
+                    key, value = tl.split(tl.reshape(kept, (ROWS, UNITS, 2)))
+                    value_at = values + wide(slot * batch) * N + at
+                    tl.store(value_at, value, mask=inside)
+                _store_key(key, step, tile // row_tiles, row, unit, slot, batch, slots, keys, key_squares, turn_rates,
+                           real, MATH, NORMALISES, D)  # fmt: skip
+            else:
+                sums = product(sums, h_left + row * INNER, weight_rows, row < batch, weight_mask, 0, INNER, INNER,
+                               BLOCK, STAGES, PRECISION)  # fmt: skip
+        else:
+            sums = product(sums, h_left + row * INNER, weight_rows, row < batch, weight_mask, 0, INNER, INNER, BLOCK,
+                           STAGES, PRECISION)  # fmt: skip
         p = (sums,)
         if GATES > 1:
             even, odd = tl.split(tl.reshape(sums, (ROWS, UNITS, 2, 2)))
@@ -83,78 +110,65 @@ def _cell_phase(t, batch, pid, programs, reads, h_left, h_next, h_hat_left, h_in
         new = tl.where(alive, new, 0.0)
         tl.store(h_hat + wide(t * batch) * N + at, new, mask=inside)
         tl.store(h_out + at, new, mask=also(inside, reads == 0))
-        if MIXED:
-            store_factor(h_hat_left + at, new, inside)
-            store_factor(h_next + at, new, also(inside, reads == 0))
+        left_at = row[:, None] * INNER + unit[None, :]
+        store_factor(h_hat_left + left_at, new, inside, MIXED)
+        store_factor(h_next + left_at, new, also(inside, reads == 0), MIXED)
 
 
 @triton.jit
-def _key_phase(slot, batch, pid, programs, slots, h_left, keys, key_squares, w_memory, real: tl.constexpr,
-               MATH: tl.constexpr, NORMALISES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-               COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Keys of a slot, W_m h. Where they are to have length 1, `_unit_key` divides and turns them after a meeting: a
-    tile has some columns only, and leaves the sum of their squares in key_squares [tile, row]."""
-    row_tiles = tl.cdiv(batch, ROWS)
-    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
-        row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
-        column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        key = small_product(h_left + row * N, w_memory + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
-                            BLOCK, STAGES, PRECISION)  # fmt: skip
-        inside = (row < batch)[:, None] & (column < D)[None, :]
-        tl.store(keys + (wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
-        if NORMALISES:
-            key = key.to(keys.dtype.element_ty).to(real)
-            square_at = key_squares + tile // row_tiles * batch + row
-            tl.store(square_at, tl.sum(tl.where(inside, key * key, 0.0), 1), mask=row < batch)
-
-
-@triton.jit
-def _inverse_length(squares, row, batch, real: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-                    COLUMNS: tl.constexpr, SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """1 / the lengths of the rows' vectors, from the sums of all tiles: squares [tile, row]."""
-    block = tl.arange(0, 64)
-    total = tl.zeros((ROWS,), real)
-    for first in range(0, tl.cdiv(D, COLUMNS), 64):
-        at = squares + (first + block)[:, None] * batch + row[None, :]
-        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (row < batch)[None, :]
-        total += tl.sum(tl.load(at, mask=there, other=0.0), 0)
-    return tl.rsqrt(total + SMALLEST_SQUARE * D)
-
-
-@triton.jit
-def _unit_key(slot, step, row, column, part, batch, slots, keys, key_scale, key_squares, rate,
-              real: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-              SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """Brings a slot's keys to length 1 in one tile of `_key_phase`, turns them by the step that kept them, and returns
-    them; part: the tile's number in a row.
-
-    A meeting must be between the two, for the sums of the other tiles. The keys themselves no other tile reads or
-    writes before the next meeting.
-    """
+def _store_key(key, step, part, row, column, slot, batch, slots, keys, key_squares, turn_rates, real: tl.constexpr,
+               MATH: tl.constexpr, NORMALISES: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """Columns of a slot's keys. Where they are to have length 1, they are turned by the step that kept them, and
+    divided after a meeting (`_shorten`): a tile, the row's `part`, has some columns only, and leaves the sum of their
+    squares in key_squares [part, row]."""
     inside = (row < batch)[:, None] & (column < D)[None, :]
-    key_at = keys + (wide(row) * slots + slot)[:, None] * D + column[None, :]
-    key = tl.load(key_at, mask=inside, other=0.0)
-    cosine, sine = angles(step, column, rate, real)
-    scale = _inverse_length(key_squares, row, batch, real, D, ROWS, COLUMNS, SMALLEST_SQUARE)
-    tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
-    key = turned(key.to(real) * scale[:, None], cosine[None, :], sine[None, :]).to(keys.dtype.element_ty)
-    tl.store(key_at, key, mask=inside)
-    tl.store(key_scale + wide(row) * slots + slot, scale, mask=also(row < batch, part == 0))
-    return key
+    if NORMALISES:
+        cosine, sine = turns(step, column, tl.load(turn_rates + column, mask=column < D, other=0), real, MATH)
+        key = turned(key, cosine[None, :], sine[None, :]).to(keys.dtype.element_ty)
+        squares = tl.where(inside, key.to(real) * key.to(real), 0.0)
+        tl.store(key_squares + part * batch + row, tl.sum(squares, 1), mask=row < batch)
+    tl.store(keys + (wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
 
 
 @triton.jit
-def _unit_phase(slot, step, batch, pid, programs, slots, keys, key_scale, key_squares, turn_rates, real: tl.constexpr,
-                D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                SMALLEST_SQUARE: tl.constexpr):  # fmt: skip
-    """Brings the keys of a slot to length 1 and turns them, where no `_query_phase` follows that would."""
+def _key_phase(slot, step, batch, pid, programs, slots, h_left, keys, key_squares, turn_rates, w_memory,
+               real: tl.constexpr, MATH: tl.constexpr, NORMALISES: tl.constexpr, VALUES: tl.constexpr, D: tl.constexpr,
+               ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
+               STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Keys of a slot, W_m h, where no `_cell_phase` follows that would make them."""
+    STRIDE: tl.constexpr = 2 * INNER if VALUES else INNER
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        rate = tl.load(turn_rates + column, mask=column < D, other=0)
-        _unit_key(slot, step, row, column, tile // row_tiles, batch, slots, keys, key_scale, key_squares, rate, real, D,
-                  ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+        key = whole_product(h_left + row * INNER, w_memory + column * STRIDE, row < batch, column < D, real, INNER,
+                            ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        _store_key(key, step, tile // row_tiles, row, column, slot, batch, slots, keys, key_squares, turn_rates, real,
+                   MATH, NORMALISES, D)  # fmt: skip
+
+
+@triton.jit
+def _squares(squares, row, batch, there, real: tl.constexpr, TILES: tl.constexpr):
+    """Numbers whose sum is that of a row's squares [tile, row]; 0 where they are not there."""
+    block = tl.arange(0, 128)
+    total = tl.zeros((128,), real)
+    for first in tl.static_range(0, TILES, 128):
+        total += tl.load(squares + (first + block) * batch + row, mask=also(first + block < TILES, there), other=0.0)
+    return total
+
+
+@triton.jit
+def _shorten(slot, row, part, scale, slots, keys, key_scale, D: tl.constexpr, KEY_SLICE: tl.constexpr,
+             PIECE: tl.constexpr):  # fmt: skip
+    """Brings a row's part of a slot's keys to length 1. Before the next meeting nobody else reads or writes it."""
+    for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), PIECE):
+        column = first + tl.arange(0, PIECE)
+        inside = (column < D) & (column < part * KEY_SLICE + KEY_SLICE)
+        key_at = keys + (wide(row) * slots + slot) * D + column
+        key = tl.load(key_at, mask=inside, other=0.0)
+        tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
+        tl.store(key_at, key * scale, mask=inside)
+    tl.store(key_scale + wide(row) * slots + slot, scale, mask=part == 0)
 
 
 @triton.jit
@@ -170,38 +184,34 @@ def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexp
 
 
 @triton.jit
-def _query_phase(t, batch, pid, programs, used, keeping, seen, slots, h_hat_left, query, query_squares, keys,
-                 key_scale, key_squares, partial, turn_rates, w_query, scorer_bias, v, real: tl.constexpr,
-                 MATH: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr,
-                 SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
-                 STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _query_phase(t, batch, pid, programs, used, seen, slots, h_hat_left, query, query_squares, keys, partial, map_part,
+                 turn_rates, w_query, scorer_bias, v, b_incorporate, real: tl.constexpr, MATH: tl.constexpr,
+                 QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr, SCALE: tl.constexpr,
+                 VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                 SLOTS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
     """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot].
+    With values also the map's part that comes from ĥ and the bias, as many columns: the same factor.
 
-    Where the scorer normalises, a key that was just kept gets length 1 and is turned first. The query is stored as it
-    is, and multiplied with v and turned for the scores. Of its length a tile knows only its part, query_squares [tile,
-    row], so `_read_phase` divides the scores instead.
+    Where the scorer normalises, the query is stored as it is, and multiplied with v and turned for the scores. Of its
+    length a tile knows only its part, query_squares [tile, row], so `_read_phase` divides the scores instead, and those
+    of a key that was just kept by its length.
     """
+    OUTPUTS: tl.constexpr = N if VALUES and N > D else D
+    KINDS: tl.constexpr = 2 if VALUES else 1
     row_tiles = tl.cdiv(batch, ROWS)
-    for tile in range(pid, row_tiles * tl.cdiv(D, COLUMNS), programs):
+    for tile in range(pid, row_tiles * tl.cdiv(OUTPUTS, COLUMNS), programs):
         row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         inside = (row < batch)[:, None] & (column < D)[None, :]
-        slot = tl.arange(0, SLOTS)
-        key_at = keys + ((wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
-        there = (row < batch)[:, None] & (slot < used)[None, :]
-        key = tl.load(key_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
-        if NORMALISES:
-            # Below, the newest key is taken from here, since `key` may have been loaded before it was scaled.
-            newest = tl.where(keeping, used - 1, -1)
-            rate = tl.load(turn_rates + column, mask=column < D, other=0)
-            newest_key = tl.zeros((ROWS, COLUMNS), keys.dtype.element_ty)
-            if keeping:
-                newest_key = _unit_key(used - 1, seen + t - 1, row, column, tile // row_tiles, batch, slots, keys,
-                                       key_scale, key_squares, rate, real, D, ROWS, COLUMNS,
-                                       SMALLEST_SQUARE)  # fmt: skip
-        own = small_product(h_hat_left + row * N, w_query + column * N, row < batch, column < D, real, N, ROWS, COLUMNS,
-                            BLOCK, STAGES, PRECISION)  # fmt: skip
+        other = tile // row_tiles * COLUMNS * KINDS + tl.arange(0, COLUMNS * KINDS)
+        own = whole_product(h_hat_left + row * INNER, w_query + other * INNER, row < batch, other < OUTPUTS * KINDS,
+                            real, INNER, ROWS, COLUMNS * KINDS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        if VALUES:
+            own, mapped = tl.split(tl.reshape(own, (ROWS, COLUMNS, 2)))
+            mapped += tl.load(b_incorporate + column, mask=column < N, other=0.0).to(real)[None, :]
+            mapped_at = map_part + row[:, None] * N + column[None, :]
+            tl.store(mapped_at, mapped, mask=(row < batch)[:, None] & (column < N)[None, :])
         bias = tl.zeros((COLUMNS,), real)
         factor = bias
         if scorer_bias is not None:
@@ -210,59 +220,57 @@ def _query_phase(t, batch, pid, programs, used, keeping, seen, slots, h_hat_left
             factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
         own = QUERY(own, bias[None, :], SCALE)
         tl.store(query + (wide(t * batch) + row)[:, None] * D + column[None, :], own, mask=inside)
+        has_columns = tile // row_tiles < tl.cdiv(D, COLUMNS)
         if NORMALISES:
             square_at = query_squares + tile // row_tiles * batch + row
-            tl.store(square_at, tl.sum(tl.where(inside, own * own, 0.0), 1), mask=row < batch)
-            cosine, sine = angles(seen + t, column, rate, real)
+            tl.store(square_at, tl.sum(tl.where(inside, own * own, 0.0), 1), mask=also(row < batch, has_columns))
+            rate = tl.load(turn_rates + column, mask=column < D, other=0)
+            cosine, sine = turns(seen + t, column, rate, real, MATH)
             own = turned(own * factor[None, :], cosine[None, :], sine[None, :])
+        slot = tl.arange(0, SLOTS)
+        key_at = keys + ((wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
         score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
-        for first in range(0, used, SLOTS):
-            if NORMALISES:
-                key = tl.where((first + slot == newest)[None, :, None], newest_key[:, None, :], key)
+        for first in tl.range(0, tl.where(has_columns, used, 0), SLOTS, num_stages=STAGES):
+            there = (row < batch)[:, None] & (first + slot < used)[None, :]
+            key = tl.load(key_at + first * D, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
             terms = TERMS(key.to(real), own[:, None, :], factor[None, None, :], MATH)
             if D % COLUMNS != 0:  # of zeros a scorer may make anything
                 terms = tl.where((column < D)[None, None, :], terms, 0.0)
-            there = (row < batch)[:, None] & (first + slot < used)[None, :]
             tl.store(score_at + first, tl.sum(terms, 2), mask=there)
-            behind = first + SLOTS
-            there = (row < batch)[:, None] & (behind + slot < used)[None, :]
-            key = tl.load(key_at + behind * D, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
 
 
 @triton.jit
-def _scores(row, slot, batch, used, slots, partial, query_squares, real: tl.constexpr, NORMALISES: tl.constexpr,
-            SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+def _scores(row, slot, batch, used, slots, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
             CANDIDATES: tl.constexpr):  # fmt: skip
-    """The sums of `partial`; where there is no slot, less than any score. Where the scorer normalises, the scores are
-    scaled by 1 / the length of the query, which is returned as well (else 1)."""
+    """The sums of `partial`."""
     block = tl.arange(0, 64)
     score = tl.zeros((CANDIDATES,), real)
-    square = tl.zeros((64,), real)
     for first in range(0, tl.cdiv(D, COLUMNS), 64):
         at = partial + (wide((first + block) * batch) + row)[:, None] * slots + slot[None, :]
         there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (slot < used)[None, :]
-        if NORMALISES:  # next to the other load, so that one does not wait for the other
-            square_at = query_squares + (first + block) * batch + row
-            square += tl.load(square_at, mask=first + block < tl.cdiv(D, COLUMNS), other=0.0)
         score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
-    inverse = 1.0
-    if NORMALISES:
-        inverse = tl.rsqrt(tl.sum(square, 0) + SMALLEST_SQUARE * D)
-        score = score * (inverse * (D * SCALE))
-    return tl.where(slot < used, score, float("-inf")), inverse
+    return score
+
+
+@triton.jit
+def _scaled(score, is_newest, scale, key_scale):
+    """Scores times the scale, and where a key is the newest one also by that of keys."""
+    return score * tl.where(is_newest, scale * key_scale, scale)
 
 
 @triton.jit
 def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old, h_out,
-                h_next, store, h_hat, keys, partial, query_squares, best_key, best_slot, weights, selected, norms,
-                summary, query_scale, scores, summary_left, lengths, w_memory, w_query, scorer_bias,
-                real: tl.constexpr, MATH: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr,
-                NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, WEIGH: tl.constexpr,
-                SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
-                N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr,
-                SLICE: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr,
-                CANDIDATES: tl.constexpr):  # fmt: skip
-    """Selects, weighs and sums up, and makes h_t where that takes no map: a slice of a row's units in one tile."""
+                h_next, store, h_hat, keys, key_scale, key_squares, values, partial, map_part, query_squares, best_key,
+                best_slot, weights, selected, norms, summary, mapped, query_scale, scores, summary_left, lengths,
+                w_memory, w_query, scorer_bias, real: tl.constexpr, MATH: tl.constexpr, NUMBERS: tl.constexpr,
+                MARK: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr,
+                WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr,
+                MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr,
+                PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
+                UNITS: tl.constexpr, CANDIDATES: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
+    """Selects, weighs and sums up, and makes h_t but where its map is a product of the summary: a slice of a row's
+    units in one tile. With values the map's part of the summary is their sum, weighed alike."""
     place = tl.arange(0, PLACES)
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
         row, part = tile % batch, tile // batch
@@ -289,17 +297,29 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, MARK)
         else:
             candidate = tl.arange(0, CANDIDATES)
-            found, inverse = _scores(row, candidate, batch, used, slots, partial, query_squares, real, NORMALISES,
-                                     SMALLEST_SQUARE, SCALE, D, COLUMNS, CANDIDATES)  # fmt: skip
-            score, slot = top(found, candidate, PLACES)
+            inverse = 1.0
+            if NORMALISES:
+                of_query = _squares(query_squares, row, batch, True, real, (D + COLUMNS - 1) // COLUMNS)
+                of_key = _squares(key_squares, row, batch, keeping, real, (D + UNITS - 1) // UNITS)
+            found = _scores(row, candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+            if NORMALISES:
+                inverse = tl.rsqrt(tl.sum(of_query, 0) + SMALLEST_SQUARE * D)
+                key_inverse = tl.where(keeping, tl.rsqrt(tl.sum(of_key, 0) + SMALLEST_SQUARE * D), 1.0)
+                found = _scaled(found, candidate == used - 1, inverse * (D * SCALE), key_inverse)
+            score, slot = top(tl.where(candidate < used, found, float("-inf")), candidate, PLACES)
             for first in range(CANDIDATES, used, CANDIDATES):
-                found, _ = _scores(row, first + candidate, batch, used, slots, partial, query_squares, real, NORMALISES,
-                                   SMALLEST_SQUARE, SCALE, D, COLUMNS, CANDIDATES)  # fmt: skip
+                found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+                if NORMALISES:
+                    found = _scaled(found, first + candidate == used - 1, inverse * (D * SCALE), key_inverse)
+                found = tl.where(first + candidate < used, found, float("-inf"))
                 score, slot = merge(score, slot, found, first + candidate, PLACES)
+            if NORMALISES:
+                if keeping:
+                    _shorten(used - 1, row, part, key_inverse, slots, keys, key_scale, D, KEY_SLICE, PIECE)
         k = tl.minimum(K_TOP, used)
         weight, norm = WEIGH(score, place < k)
         valid = also(place < k, alive)
-        weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, 0)
+        weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, -1)
         if part == 0:
             tl.store(weights + at_row * K_TOP + place, weight, mask=valid)
             tl.store(selected + at_row * K_TOP + place, slot, mask=valid)
@@ -308,30 +328,50 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             if NORMALISES:
                 tl.store(query_scale + at_row, inverse)
                 tl.store(scores + at_row * K_TOP + place, score, mask=valid)
-        memory = store + (wide(microstate(slot, seen, first_slots, k_att)) * batch + row) * N
         for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
             unit = first + tl.arange(0, PIECE)
             inside = unit < N
-            states = tl.load(memory[:, None] + unit[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
             provisional = tl.load(h_hat + at_row * N + unit, mask=inside, other=0.0)
-            s = tl.sum(weight[:, None] * states, 0)
+            s = tl.zeros((PIECE,), real)
+            linear_map = s
+            if VALUES:
+                linear_map = tl.load(map_part + row * N + unit, mask=inside, other=0.0)
+            for group in tl.static_range(0, K_TOP, GROUP):
+                # Each microstate by itself: the numbers that all threads need then are single ones, and what a thread
+                # loads is what it adds up. All loads of a group come first, so that they wait together.
+                states = ()
+                own_values = ()
+                for j in tl.static_range(group, min(group + GROUP, K_TOP)):
+                    one = taken(slot, j, PLACES)
+                    there = also(inside, one >= 0)
+                    at = (wide(microstate(one, seen, first_slots, k_att)) * batch + row) * N
+                    states = states + (tl.load(store + at + unit, mask=there, other=0.0),)
+                    if VALUES:
+                        at = (wide(one) * batch + row) * N
+                        own_values = own_values + (tl.load(values + at + unit, mask=there, other=0.0),)
+                for j in tl.static_range(group, min(group + GROUP, K_TOP)):
+                    one = taken(weight, j, PLACES)
+                    s += one * states[j - group]
+                    if VALUES:
+                        linear_map += one * own_values[j - group].to(real)
             tl.store(summary + at_row * N + unit, s, mask=also(inside, alive))
-            if MAPPED:
-                if MIXED:
-                    store_factor(summary_left + row * N + unit, s, inside)
+            if MAPPED and not VALUES:
+                store_factor(summary_left + row * INNER + unit, s, inside, MIXED)
             else:
-                new = INCORPORATE(provisional, s, s, MATH)
+                if SAVES_MAP and VALUES:
+                    tl.store(mapped + at_row * N + unit, linear_map, mask=inside)
+                new = INCORPORATE(provisional, s, linear_map, MATH)
+                if lengths is not None:
+                    new = tl.where(alive, new, 0.0)
                 tl.store(h_out + row * N + unit, new, mask=inside)
-                if MIXED:
-                    store_factor(h_next + row * N + unit, new, inside)
+                store_factor(h_next + row * INNER + unit, new, inside, MIXED)
 
 
 @triton.jit
 def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, saved, h_out, h_next, lengths,
                w_incorporate, b_incorporate, real: tl.constexpr, MATH: tl.constexpr, INCORPORATE: tl.constexpr,
-               SAVES_MAP: tl.constexpr, N: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
-               COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-               PRECISION: tl.constexpr):  # fmt: skip
+               SAVES_MAP: tl.constexpr, N: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+               INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The map W [ĥ; s] + b, and h_t of it."""
     row_tiles = tl.cdiv(batch, ROWS)
     for tile in range(pid, row_tiles * tl.cdiv(N, COLUMNS), programs):
@@ -342,11 +382,11 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
         if lengths is not None:
             alive = inside & (t < tl.load(lengths + row, mask=row < batch, other=0))[:, None]
         bias = tl.load(b_incorporate + unit, mask=unit < N, other=0.0).to(real)
-        right = w_incorporate + unit * (2 * N)
-        mapped = small_product(h_hat_left + row * N, right, row < batch, unit < N, real, N, ROWS, COLUMNS, BLOCK,
-                               STAGES, PRECISION)  # fmt: skip
-        mapped += small_product(summary_left + row * N, right + N, row < batch, unit < N, real, N, ROWS, COLUMNS,
-                                BLOCK, STAGES, PRECISION)  # fmt: skip
+        right = w_incorporate + unit * (2 * INNER)
+        mapped = whole_product(h_hat_left + row * INNER, right, row < batch, unit < N, real, INNER, ROWS, COLUMNS,
+                               BLOCK, STAGES, PRECISION)  # fmt: skip
+        mapped += whole_product(summary_left + row * INNER, right + INNER, row < batch, unit < N, real, INNER, ROWS,
+                                COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
         mapped = apart(mapped) + bias[None, :]
         at = row[:, None] * N + unit[None, :]
         at_step = wide(t * batch) * N + at
@@ -356,27 +396,28 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
             tl.store(saved + at_step, mapped, mask=inside)
         new = tl.where(alive, INCORPORATE(provisional, s, mapped, MATH), 0.0)
         tl.store(h_out + at, new, mask=inside)
-        if MIXED:
-            store_factor(h_next + at, new, inside)
+        store_factor(h_next + row[:, None] * INNER + unit[None, :], new, inside, MIXED)
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
 def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
                    key_scale, query_scale, scores, lengths, turn_rates, w_hh, b_hh, w_memory, w_query, scorer_bias, v,
-                   w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, partial, key_squares, query_squares,
-                   best_key, best_slot, counter, steps, batch, seen, first_slots, slots, k_att, bias_size,
-                   CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
+                   w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, values, map_part, partial,
+                   key_squares, query_squares, best_key, best_slot, counter, steps, batch, seen, first_slots, slots,
+                   k_att, bias_size, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
                    NUMBERS: tl.constexpr, MARK: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
                    QUERY: tl.constexpr, TERMS: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
                    SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
-                   N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
-                   MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-                   QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr,
-                   PIECE: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                   VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
+                   SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
+                   UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+                   SLICE: tl.constexpr, PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr,
+                   CANDIDATES: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                    PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
+    KEYS: tl.constexpr = K_TOP > 0 and not NUMBERS
     if NUMBERS and K_TOP > 0:
         for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
             place = tl.arange(0, PLACES)
@@ -395,45 +436,35 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
         keeping = keeps(seen + t - 1, k_att) & (t > 0)
         h_old = store + wide((first_slots + t) * batch) * N
         h_new = h_old + batch * N
-        if MIXED:
-            # Two copies in turn: without a read h_t is written while others still read h_{t-1}.
-            left, next_left, hat_left = h_left + t % 2 * batch * N, h_left + (t + 1) % 2 * batch * N, h_hat_left
-        else:
-            left, next_left, hat_left = h_old, h_new, h_hat + wide(t * batch) * N
-        _cell_phase(t, batch, pid, programs, used, left, next_left, hat_left, h_old, h_new, c, gates, hidden_new, h_hat,
-                    lengths, w_hh, b_hh, real, MATH, CELL, N, GATES, HAS_C, SPLITS, MIXED, ROWS, UNITS, BLOCK, STAGES,
-                    PRECISION)  # fmt: skip
-        if not NUMBERS and K_TOP > 0:
-            if keeping:
-                # Where the scorer normalises, this writes over `key_squares`, which `_query_phase` reads, and that one
-                # over `query_squares`, which `_read_phase` reads. Each read is followed by a meeting before the next
-                # write.
-                _key_phase(used - 1, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH,
-                           NORMALISES, N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+        # Two copies in turn: without a read h_t is written while others still read h_{t-1}.
+        left, next_left = h_left + t % 2 * batch * INNER, h_left + (t + 1) % 2 * batch * INNER
+        # Where the scorer normalises, this writes over `key_squares`, and `_query_phase` over `query_squares`, which
+        # `_read_phase` reads. Each read is followed by a meeting before the next write.
+        _cell_phase(t, batch, pid, programs, used, keeping, used - 1, seen + t - 1, slots, left, next_left, h_hat_left,
+                    h_old, h_new, c, gates, hidden_new, h_hat, keys, key_squares, turn_rates, values, lengths, w_hh,
+                    b_hh, w_memory, real, MATH, CELL, N, D, GATES, HAS_C, SPLITS, KEYS, VALUES, NORMALISES, MIXED, ROWS,
+                    UNITS, INNER, BLOCK, STAGES, PRECISION)  # fmt: skip
         goal = meet(counter, goal, programs)
         if K_TOP > 0:
             if used > 0:
                 if not NUMBERS:
-                    _query_phase(t, batch, pid, programs, used, keeping, seen, slots, hat_left, query, query_squares,
-                                 keys, key_scale, key_squares, partial, turn_rates, w_query, scorer_bias, v, real, MATH,
-                                 QUERY, TERMS, NORMALISES, SMALLEST_SQUARE, SCALE, N, D, QUERY_ROWS, COLUMNS, SLOTS,
+                    _query_phase(t, batch, pid, programs, used, seen, slots, h_hat_left, query, query_squares, keys,
+                                 partial, map_part, turn_rates, w_query, scorer_bias, v, b_incorporate, real, MATH,
+                                 QUERY, TERMS, NORMALISES, SCALE, VALUES, N, D, QUERY_ROWS, COLUMNS, SLOTS, INNER,
                                  BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
                 _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old,
-                            h_new, next_left, store, h_hat, keys, partial, query_squares, best_key, best_slot, weights,
-                            selected, norms, summary, query_scale, scores, summary_left, lengths, w_memory, w_query,
-                            scorer_bias, real, MATH, NUMBERS, MARK, NORMALISES, SMALLEST_SQUARE, SCALE, WEIGH,
-                            SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED, N, D, K_TOP, PLACES, MIXED, SLICE, PIECE,
-                            COLUMNS, CANDIDATES)  # fmt: skip
+                            h_new, next_left, store, h_hat, keys, key_scale, key_squares, values, partial, map_part,
+                            query_squares, best_key, best_slot, weights, selected, norms, summary, mapped, query_scale,
+                            scores, summary_left, lengths, w_memory, w_query, scorer_bias, real, MATH, NUMBERS, MARK,
+                            NORMALISES, SMALLEST_SQUARE, SCALE, WEIGH, SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED,
+                            SAVES_MAP, VALUES, N, D, K_TOP, PLACES, MIXED, SLICE, PIECE, KEY_SLICE, GROUP, COLUMNS,
+                            UNITS, CANDIDATES, INNER)  # fmt: skip
                 goal = meet(counter, goal, programs)
-                if MAPPED:
-                    if MIXED:
-                        s_left = summary_left
-                    else:
-                        s_left = summary + wide(t * batch) * N
-                    _map_phase(t, batch, pid, programs, hat_left, s_left, h_hat, summary, mapped, h_new, next_left,
-                               lengths, w_incorporate, b_incorporate, real, MATH, INCORPORATE, SAVES_MAP, N, MIXED,
-                               QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                if MAPPED and not VALUES:
+                    _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, mapped, h_new,
+                               next_left, lengths, w_incorporate, b_incorporate, real, MATH, INCORPORATE, SAVES_MAP, N,
+                               MIXED, QUERY_ROWS, COLUMNS, INNER, BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
     if K_TOP > 0:
         if keeps(seen + steps - 1, k_att):
@@ -445,12 +476,14 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                                       w_memory, scorer_bias, real, MATH, N, 1024, MARK)  # fmt: skip
                     tl.store(keys + wide(row) * slots + slot, key)
             else:
-                left = h_end
-                if MIXED:
-                    left = h_left + steps % 2 * batch * N
-                _key_phase(slot, batch, pid, programs, slots, left, keys, key_squares, w_memory, real, MATH, NORMALISES,
-                           N, D, QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
+                left = h_left + steps % 2 * batch * INNER
+                _key_phase(slot, seen + steps - 1, batch, pid, programs, slots, left, keys, key_squares, turn_rates,
+                           w_memory, real, MATH, NORMALISES, VALUES, D, QUERY_ROWS, COLUMNS, INNER, BLOCK, STAGES,
+                           PRECISION)  # fmt: skip
                 if NORMALISES:
                     meet(counter, goal, programs)  # for the sums of the other tiles
-                    _unit_phase(slot, seen + steps - 1, batch, pid, programs, slots, keys, key_scale, key_squares,
-                                turn_rates, real, D, QUERY_ROWS, COLUMNS, SMALLEST_SQUARE)  # fmt: skip
+                    for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
+                        squares = _squares(key_squares, tile % batch, batch, True, real, (D + COLUMNS - 1) // COLUMNS)
+                        scale = tl.rsqrt(tl.sum(squares, 0) + SMALLEST_SQUARE * D)
+                        _shorten(slot, tile % batch, tile // batch, scale, slots, keys, key_scale, D, KEY_SLICE,
+                                 PIECE)  # fmt: skip

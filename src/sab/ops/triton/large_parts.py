@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from sab.ops.triton.access import RADIANS, angles
 from sab.ops.triton.functions import kept_row
 
 NOWHERE = tl.constexpr(1 << 30)
@@ -18,18 +19,19 @@ def rounded(x):
 
 
 @triton.jit
-def store_factor(pointer, value, mask):
-    """Store a product's left factor as what it is multiplied as."""
-    if pointer.dtype.element_ty == tl.float32:
+def store_factor(pointer, value, mask, MIXED: tl.constexpr = True):
+    """Store a product's left factor as what it is multiplied as; where products are not MIXED, as it is."""
+    if MIXED and pointer.dtype.element_ty == tl.float32:
         value = rounded(value)
     tl.store(pointer, value, mask=mask)
 
 
-@triton.jit(do_not_specialize=["size"])
-def round_kernel(values, factors, size, BLOCK: tl.constexpr):
-    """The values as factors of products in TF32."""
+@triton.jit(do_not_specialize=["rows", "columns", "stride"])
+def round_kernel(values, factors, rows, columns, stride, BLOCK: tl.constexpr):
+    """The values [rows, columns] as factors of products in TF32, whose rows are `stride` long."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    store_factor(factors + at, tl.load(values + at, mask=at < size, other=0.0), at < size)
+    inside = at < rows * columns
+    store_factor(factors + at // columns * stride + at % columns, tl.load(values + at, mask=inside, other=0.0), inside)
 
 
 @triton.jit
@@ -56,14 +58,17 @@ def meet(counter, goal, programs):
 
 
 @triton.jit
-def _step(sums, left, right, left_mask, right_mask, column, INNER: tl.constexpr, BLOCK: tl.constexpr,
-          PRECISION: tl.constexpr):  # fmt: skip
-    """A step of `product`, over the given columns."""
-    left_mask, right_mask = left_mask[:, None], right_mask[:, None]
+def _factor(rows, mask, column, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    """The given columns of a factor's rows, [R, BLOCK]."""
+    mask = mask[:, None]
     if INNER % BLOCK != 0:
-        left_mask, right_mask = left_mask & (column < INNER)[None, :], right_mask & (column < INNER)[None, :]
-    a = tl.load(left[:, None] + column[None, :], mask=left_mask, other=0.0)
-    b = tl.load(right[:, None] + column[None, :], mask=right_mask, other=0.0)
+        mask = mask & (column < INNER)[None, :]
+    return tl.load(rows[:, None] + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _add(sums, a, b, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """sums + a bᵀ."""
     if (PRECISION == "ieee") & (b.dtype == sums.dtype):
         # Block by block, as rounding grows with the numbers added one after another. (The last argument is nothing to
         # these types, but keeps the compiler from adding to the sums themselves.)
@@ -72,6 +77,14 @@ def _step(sums, left, right, left_mask, right_mask, column, INNER: tl.constexpr,
                              out_dtype=sums.dtype)  # fmt: skip
     else:
         return tl.dot(a.to(b.dtype), tl.trans(b), sums, input_precision=PRECISION, out_dtype=sums.dtype)
+
+
+@triton.jit
+def _step(sums, left, right, left_mask, right_mask, column, INNER: tl.constexpr, BLOCK: tl.constexpr,
+          PRECISION: tl.constexpr):  # fmt: skip
+    """A step of `product`, over the given columns."""
+    a, b = _factor(left, left_mask, column, INNER, BLOCK), _factor(right, right_mask, column, INNER, BLOCK)
+    return _add(sums, a, b, BLOCK, PRECISION)
 
 
 @triton.jit
@@ -84,21 +97,24 @@ def product(sums, left, right, left_mask, right_mask, first, last, INNER: tl.con
 
 
 @triton.jit
-def small_product(left, right, left_mask, right_mask, real: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
+def two_products(sums, others, left, right, other, left_mask, right_mask, other_mask, INNER: tl.constexpr,
+                 BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """As `product` over all columns, of the same `left` with `right` and with `other`."""
+    for k in tl.range(0, INNER, BLOCK, num_stages=STAGES):
+        column = k + tl.arange(0, BLOCK)
+        a = _factor(left, left_mask, column, INNER, BLOCK)
+        b, c = _factor(right, right_mask, column, INNER, BLOCK), _factor(other, other_mask, column, INNER, BLOCK)
+        sums, others = _add(sums, a, b, BLOCK, PRECISION), _add(others, a, c, BLOCK, PRECISION)
+    return sums, others
+
+
+@triton.jit
+def whole_product(left, right, left_mask, right_mask, real: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    """As `product` over all columns, for tiles so small that a step waits for the one before: four sums in turn."""
-    QUARTER: tl.constexpr = BLOCK // 2
-    sums, second = tl.zeros((ROWS, COLUMNS), real), tl.zeros((ROWS, COLUMNS), real)
-    third, fourth = tl.zeros((ROWS, COLUMNS), real), tl.zeros((ROWS, COLUMNS), real)
-    WHOLE: tl.constexpr = QUARTER * 4
-    for k in tl.range(0, INNER, WHOLE, num_stages=STAGES):
-        column = k + tl.arange(0, QUARTER)
-        sums = _step(sums, left, right, left_mask, right_mask, column, INNER, WHOLE, PRECISION)
-        second = _step(second, left, right, left_mask, right_mask, column + QUARTER, INNER, WHOLE, PRECISION)
-        third = _step(third, left, right, left_mask, right_mask, column + 2 * QUARTER, INNER, WHOLE, PRECISION)
-        fourth = _step(fourth, left, right, left_mask, right_mask, column + 3 * QUARTER, INNER, WHOLE, PRECISION)
-    return (sums + second) + (third + fourth)
+    """`product` over all columns."""
+    return product(tl.zeros((ROWS, COLUMNS), real), left, right, left_mask, right_mask, 0, INNER, INNER, BLOCK, STAGES,
+                   PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -110,6 +126,27 @@ def apart(sums):
     return tl.sum(sums[:, :, None], 2)
 
 
+@triton.jit
+def _fetch_line(pointer, mask):
+    """Asks for lines of 128 bytes to come into the second cache, and waits for none."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointer.to(tl.int64), mask.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def fetch_ahead(rows, valid, first, last, SIZE: tl.constexpr):
+    """Asks for numbers first.. to last, SIZE at most, of rows that begin at `rows` [R], where they are valid."""
+    LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
+    at = first + tl.arange(0, max(SIZE // LINE, 1)) * LINE
+    _fetch_line(rows[:, None] + at[None, :], valid[:, None] & (at < last)[None, :])
+
+
 # The memory
 
 
@@ -119,6 +156,19 @@ def turned(x, cosine, sine):
     is negated."""
     even, odd = tl.split(tl.reshape(x, (x.numel // 2, 2)))
     return x * cosine + tl.reshape(tl.join(odd, even), x.shape) * sine
+
+
+@triton.jit
+def turns(step, column, rate, real: tl.constexpr, MATH: tl.constexpr):
+    """`angles`; by the hardware's own functions, as exact as float32 between -π and π but near 0, where factors are
+    rounded anyway."""
+    if MATH == "approximate" or MATH == "formula":
+        angle = (rate.to(tl.int64) * step).to(tl.int32).to(real) * RADIANS
+        cosine, sine = tl.inline_asm_elementwise("cos.approx.f32 $0, $2; sin.approx.f32 $1, $2;", "=&f,=f,f", [angle],
+                                                 dtype=(tl.float32, tl.float32), is_pure=True, pack=1)  # fmt: skip
+        return cosine, tl.where(column % 2 == 0, -sine, sine)
+    else:
+        return angles(step, column, rate, real)
 
 
 @triton.jit
@@ -158,6 +208,26 @@ def top(score, slot, PLACES: tl.constexpr):
     rank = tl.sum(_ahead(score[:, None], slot[:, None], score[None, :], slot[None, :]).to(tl.int32), 0)
     new = rank[:, None] == tl.arange(0, PLACES)[None, :]
     return tl.sum(tl.where(new, score[:, None], 0.0), 0), tl.sum(tl.where(new, slot[:, None], 0), 0)
+
+
+@triton.jit
+def taken(vector, j: tl.constexpr, PLACES: tl.constexpr):
+    """The number at place j."""
+    return tl.sum(tl.where(tl.arange(0, PLACES) == j, vector, 0), 0)
+
+
+@triton.jit
+def sums_of(vectors, COUNT: tl.constexpr, PLACES: tl.constexpr):
+    """The sums of COUNT vectors, a power of two, as often one after another as there are places for."""
+    LENGTH: tl.constexpr = vectors[0].shape[0]
+    for level in tl.static_range(5):
+        if COUNT >> level > 1:
+            joined = ()
+            for i in tl.static_range(COUNT >> (level + 1)):
+                joined = joined + (tl.join(vectors[i], vectors[i + (COUNT >> (level + 1))]),)
+            vectors = joined
+    sums = tl.sum(tl.reshape(vectors[0], (LENGTH, COUNT)), 0)
+    return tl.reshape(tl.broadcast_to(sums[None, :], (PLACES // COUNT, COUNT)), (PLACES,))
 
 
 @triton.jit
