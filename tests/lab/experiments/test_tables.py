@@ -18,6 +18,7 @@ from sab.lab.experiments.settings import BATCHES, epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row, find
 from sab.lab.tasks import MNIST, PTB, Adding, Text8
 from sab.lab.training import RunConfig
+from tests.lab.older import NEWER_OPTIONS
 
 ROOT = Path(__file__).parents[3]
 
@@ -113,13 +114,7 @@ def test_the_papers_rows_stay_as_they_are() -> None:
         model, now = config["model"], ROWS[name].config(0)
         start = [model.pop(option) for option in ("input_scale", "initial_score", "initial_summary")]
         assert start == [1.0, 0.0, 1.0]
-        newer = {
-            "input_start": "torch",
-            "initial_gate": None,
-            "layer_norm": False,
-            "max_memory": None,
-            "forget": "recent",
-        }
+        newer = {"input_start": "torch", **NEWER_OPTIONS}
         assert now.to_json() == {**config, "model": {**model, **newer}}
         assert RunConfig.from_json(config) == now
 

@@ -11,7 +11,8 @@ from sab.lab.experiments.selection import Row
 from sab.lab.experiments.settings import epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS
 from sab.lab.models import Method
-from sab.lab.report.numbers import measures
+from sab.lab.report.numbers import ByRow, measures
+from sab.lab.report.tables import table_cells
 
 SAB = "copying-300-sab-5-5-ours"
 
@@ -85,8 +86,7 @@ def by_row(*made: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return grouped
 
 
-def cells(table: str) -> dict[str, str]:
-    """The first row's cells by their columns."""
-    header, _, line, *_ = table.splitlines()
-    names, values = ([cell.strip() for cell in text.strip("|").split("|")] for text in (header, line))
-    return dict(zip(names, values, strict=True))
+def cells(row: str, by_row: ByRow) -> dict[str, str]:
+    """The cells of a row by their columns."""
+    header, (line,) = table_cells([ROWS[row]], by_row)
+    return dict(zip(header, line, strict=True))

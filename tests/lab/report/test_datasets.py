@@ -10,13 +10,12 @@ from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED
 from tests.lab.report import made_up
 from tests.lab.report.made_up import by_row, diverged, record
 from tools import datasets, summary
-from tools.pages import table
 
 PTB, MNIST, TEXT8 = "ptb-sab-5-10-ours", "mnist-sab-14-10-ours", "text8-sab-5-5-ours"
 
 
 def cells(row: str, *made: dict[str, Any]) -> dict[str, str]:
-    return made_up.cells(table([ROWS[row]], by_row(*made)))
+    return made_up.cells(row, by_row(*made))
 
 
 def test_a_row_of_text() -> None:
@@ -55,7 +54,7 @@ def test_divergence() -> None:
 
 def test_the_prefix_is_named_wherever_its_numbers_are() -> None:
     made = by_row(record(TEXT8, part="prefix"), record("text8-bptt", part="prefix"))
-    assert made_up.cells(table([ROWS[TEXT8]], made))["data"] == "text8 prefix"
+    assert made_up.cells(TEXT8, made)["data"] == "text8 prefix"
     assert "### text8 prefix" in datasets.tables(made)
     assert "![Learning curves of text8 prefix](images/text8.png)" in datasets.tables(made)
     assert "| text8 prefix, bits per character |" in summary.part(made)

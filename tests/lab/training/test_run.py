@@ -19,6 +19,7 @@ from sab.lab.tasks import TASKS, Adding, Copying
 from sab.lab.training import Result, Run, RunConfig, TrainConfig
 from sab.lab.training import run as run_module
 from sab.lab.training.run import ONLY_AT_THE_START
+from tests.lab.older import NEWER_OPTIONS
 
 Train = Callable[..., Result]
 
@@ -50,7 +51,7 @@ def test_a_configuration_is_stored_as_it_always_was() -> None:
         input_scale=8.0,
     )
     assert RunConfig.from_json(RECORDED) == config
-    newer = {"input_start": "torch", "initial_gate": None, "layer_norm": False, "max_memory": None, "forget": "recent"}
+    newer = {"input_start": "torch", **NEWER_OPTIONS}
     model = {name: value for name, value in RECORDED["model"].items() if name not in ONLY_AT_THE_START}
     assert config.to_json() == {**RECORDED, "model": {**model, **newer}}
     assert RunConfig.from_json(config.to_json()) == config
@@ -177,7 +178,10 @@ def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp
         ),
         ('{"task": {"name": "adding", "width": 3}}', "not one: TypeError .*width"),
         ('{"task": {"name": "adding"}, "model": {"k_top": -1}}', "not one: k_top must be"),
-        ('{"task": {"name": "adding"}, "model": {"memory": {}}}', "not one: TypeError .*memory"),
+        (
+            '{"task": {"name": "adding"}, "model": {"memory": {}}}',
+            "not one: memory must be one of flat, hierarchical; got {}",
+        ),
         ('{"task": {"name": "adding"}, "model": 3}', "not one: TypeError"),
     ],
 )
