@@ -1,0 +1,185 @@
+# type: ignore
+"""The selection of the k_top best microstates for `lanes_forward`: P keys at a time, one a lane as units are."""
+
+import triton
+import triton.language as tl
+
+from sab.ops.triton.functions import from_sortable, sortable
+from sab.ops.triton.lanes import (
+    BOX,
+    get_four,
+    get_shared,
+    lanes_of,
+    outputs_of,
+    product,
+    put_shared,
+    shuffled,
+    swapped,
+    unit_of,
+    warps_of,
+)
+from sab.ops.triton.small_select import sorted_eight, without
+
+
+@triton.constexpr_function
+def key_loads_of(count):
+    """Instructions that load 16 bytes of every 64, `count` times of each of two rows."""
+    first, second, both = (f"${8 * count + i}" for i in range(3))
+    text = f"{{ .reg .pred p, q; setp.gt.s32 p, {both}, 0; setp.gt.s32 q, {both}, 8; "
+    text += " ".join(f"mov.b32 ${i}, 0;" for i in range(8 * count))
+    for c in range(count):
+        for row, address, guard in ((0, first, "p"), (1, second, "q")):
+            i = 8 * c + 4 * row
+            text += f" @{guard} ld.global.v4.b32 {{${i}, ${i + 1}, ${i + 2}, ${i + 3}}}, [{address}+{64 * c}];"
+    return text + " }"
+
+
+@triton.jit
+def load_tile(keys, first, used, P: tl.constexpr, MATH: tl.constexpr):
+    """P keys of P numbers from slot `first` on, 0 past those in use, as a left operand of products."""
+    NB: tl.constexpr = P // 16
+    if MATH == "plain":
+        slot = first + unit_of(NB)[:, :, None]
+        return tl.load(keys + slot * P + tl.arange(0, P)[None, None, :], mask=slot < used, other=0)
+    else:
+        lane = lanes_of(NB)
+        slot = first + warps_of(NB) * 16 + lane // 4
+        pointer = (keys + slot * P + lane % 4 * 8).to(tl.int64)
+        return tl.inline_asm_elementwise(
+            key_loads_of(P // 32),
+            outputs_of(P // 4, "l", "l", "r"),
+            [pointer, pointer + 16 * P, used - slot],
+            dtype=(tl.int32,) * (P // 4),
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def score_tile(
+    keys, first, used, query, v, box,
+    d: tl.constexpr, TERMS: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The scores of P keys from slot `first` on, by `unit_of`, for a query in a box, in float32.
+
+    Half precision will do for tanh where MATH is "approximate": there are very many.
+    """
+    TERM_MATH: tl.constexpr = "halves" if MATH == "approximate" else MATH
+    NB: tl.constexpr = P // 16
+    lane = lanes_of(NB)
+    slot = first + warps_of(NB) * 16 + lane // 4
+    if MATH == "plain":
+        slot = first + unit_of(NB)[:, :, None]
+        column = tl.arange(0, P)[None, None, :]
+        key = tl.load(keys + slot * d + column, mask=(slot < used) & (column < d), other=0).to(DTYPE)
+        v_row = tl.load(v + column, mask=column < d, other=0).to(DTYPE)
+        terms = TERMS(key, query[None, None, :], v_row, TERM_MATH)
+        return tl.sum(tl.where(column < d, terms, 0.0), 2)
+    else:
+        scores = ()
+        for row in tl.static_range(2):
+            own = slot + 8 * row
+            score = tl.zeros((NB, 32), tl.float32)
+            for c in tl.static_range(P // 16):
+                column = c // 2 * 32 + c % 2 * 4 + lane % 4 * 8
+                key = get_four(keys + own * d, column, own < used, d, DTYPE, MATH)
+                v_four = get_four(v, column, own >= 0, d, DTYPE, MATH)
+                q_four = get_shared(box + column * 4, 1, 16)
+                for i in tl.static_range(4):
+                    term = TERMS(key[i], q_four[i].to(tl.float32, bitcast=True), v_four[i], TERM_MATH)
+                    if d < P:  # of zeros a scorer may make anything
+                        term = tl.where(column + i < d, term, 0.0)
+                    score += term
+            score += swapped(score, 1, MATH)
+            scores = scores + (score + swapped(score, 2, MATH),)
+        return tl.where(lane % 2 == 0, scores[0], scores[1])
+
+
+@triton.jit
+def highest_of(x, MATH: tl.constexpr):
+    """The highest whole number of each warp."""
+    if MATH == "plain":
+        return tl.max(x, 1)[:, None] + tl.zeros(x.shape, tl.int32)
+    else:
+        return tl.inline_asm_elementwise("redux.sync.max.s32 $0, $1, -1;", "=r,r", [x], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def candidates(box, line, MATH: tl.constexpr):
+    """Eight numbers of all warps for each lane, highest first; takes a barrier."""
+    NB: tl.constexpr = line.shape[0]
+    LOWEST: tl.constexpr = -2147483648
+    lane = lanes_of(NB)
+    if MATH == "plain":
+        found = ()
+        for warp in tl.static_range(NB):
+            is_own = tl.arange(0, NB)[:, None] == warp
+            one = tl.sum(tl.where(is_own, line.to(tl.int64), 0), 0).to(tl.int32)
+            found = found + (one[None, :] + tl.zeros((NB, 1), tl.int32),)
+    else:
+        put_shared(box + (warps_of(NB) * 32 + lane) * 4, line)
+        tl.debug_barrier()
+        if NB == 8:
+            found = get_shared(box + lane * 16, 2, 512)
+        elif NB == 4:
+            found = get_shared(box + lane * 16, 1, 16)
+        else:
+            found = get_shared(box + lane % 16 * 16, 1, 16)
+            found = (
+                tl.where(lane < 16, found[0], LOWEST),
+                tl.where(lane < 16, found[1], LOWEST),
+                tl.where(lane < 16, found[2], LOWEST),
+                tl.where(lane < 16, found[3], LOWEST),
+            )
+    low = tl.full((NB, 32), LOWEST, tl.int32)
+    for _ in tl.static_range(8 - len(found)):
+        found = found + (low,)
+    return sorted_eight(found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7])
+
+
+@triton.jit
+def select_lanes(
+    keys, ahead, used, query, v, q_box, box,
+    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, BY_PRODUCTS: tl.constexpr,
+    P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The K best of the first `used` keys, highest first: scores and slots by place, of each warp for itself.
+
+    In a round the warps score 2 P keys and tell each other the scores. A score's lowest nine bits, which approximate
+    scores can spare, give way to the candidate's position: so one comparison decides who is first and, among equals, who
+    is older. Each thread sorts its eight; then the best of all is K times the best of the lanes' first ones. The best of
+    the rounds before stand in line too.
+    """
+    NB: tl.constexpr = P // 16
+    LOWEST: tl.constexpr = -2147483648
+    lane = lanes_of(NB)
+    own = unit_of(NB)
+    best = tl.full((NB, 32), LOWEST, tl.int32)
+    slots = tl.full((NB, 32), -1, tl.int32)
+    for start in range(0, used, 2 * P):
+        end = tl.minimum(used, start + 2 * P)
+        line = tl.full((NB, 32), LOWEST, tl.int32)
+        for first in range(start, end, P):
+            if BY_PRODUCTS:
+                score = product(ahead, query, TYPE, P, MATH)
+                ahead = load_tile(keys, first + P, used, P, MATH)
+            else:
+                score = score_tile(keys, first, used, query, v, q_box, d, TERMS, P, MATH, DTYPE)
+            slot = first + own
+            number = (sortable(score.to(tl.float32)) & ~511) | (479 - (slot - start))  # 511 less the position, from 32 on
+            is_own = (lane // 2 % 2 == (first - start) // P) & (slot < end)
+            line = tl.where(is_own, number, line)
+        c0, c1, c2, c3, c4, c5, c6, c7 = candidates(box + start // (2 * P) % 2 * BOX, line, MATH)
+        carried = tl.where(slots >= 0, best | (511 - lane), LOWEST)
+        found = tl.full((NB, 32), LOWEST, tl.int32)
+        for i in tl.static_range(K):
+            highest = highest_of(tl.maximum(c0, carried), MATH)
+            found = tl.where(lane == i, highest, found)
+            carried = tl.where(carried == highest, LOWEST, carried)
+            c0, c1, c2, c3, c4, c5, c6, c7 = without(highest, c0, c1, c2, c3, c4, c5, c6, c7)
+        position = 511 - (found & 511)
+        before = shuffled(slots, tl.minimum(position, 31), MATH)
+        slots = tl.where(position < 32, before, start + position - 32)
+        slots = tl.where(found != LOWEST, slots, -1)
+        best = tl.where(found != LOWEST, found & ~511, LOWEST)
+    return from_sortable(best), slots
