@@ -69,15 +69,10 @@ RADIANS = tl.constexpr(2 * math.pi / 2**32)
 
 
 @triton.jit
-def angles(step, column, rate, DTYPE: tl.constexpr, MATH: tl.constexpr = "accurate"):
+def angles(step, column, rate, DTYPE: tl.constexpr):
     """Cosines and sines of the angles by which a step turns entries of these rates; a sine has the sign with which the
-    other entry of a pair is multiplied. Where MATH is "approximate", by the hardware's own functions."""
+    other entry of a pair is multiplied."""
     # The product modulo a full turn is exact at any step. As a signed number it is between -π and π.
     angle = (rate.to(tl.int64) * step).to(tl.int32).to(DTYPE) * RADIANS
-    if MATH == "approximate":
-        sine = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, is_pure=True, pack=1)
-        cosine = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, is_pure=True, pack=1)
-    else:
-        sine = tl.sin(angle)
-        cosine = tl.cos(angle)
-    return cosine, tl.where(column % 2 == 0, -sine, sine)
+    sine = tl.sin(angle)
+    return tl.cos(angle), tl.where(column % 2 == 0, -sine, sine)

@@ -13,7 +13,7 @@ compute the same in another way.
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import get, put
+from sab.ops.triton.access import RADIANS, angles, get, put
 
 BOX = tl.constexpr(1024)
 """Bytes of a box."""
@@ -84,6 +84,18 @@ def total_of_lanes(x, MATH: tl.constexpr):
     for i in tl.static_range(5):
         x += swapped(x, 1 << i, MATH)
     return x
+
+
+@triton.jit
+def angles_of(step, column, rate, DTYPE: tl.constexpr, MATH: tl.constexpr):
+    """`access.angles`, where MATH is "approximate" by the hardware's own functions."""
+    if MATH == "approximate":
+        angle = (rate.to(tl.int64) * step).to(tl.int32).to(DTYPE) * RADIANS
+        sine = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, is_pure=True, pack=1)
+        cosine = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, is_pure=True, pack=1)
+        return cosine, tl.where(column % 2 == 0, -sine, sine)
+    else:
+        return angles(step, column, rate, DTYPE)
 
 
 @triton.jit
@@ -269,16 +281,23 @@ def vector_of(x, at, P: tl.constexpr):
 
 
 @triton.constexpr_function
-def product_of(kind, count):
-    """Instructions for the product of 8 `count` registers with 4 `count` others: two sums, so that half wait."""
+def product_of(kind, count, by_rows):
+    """Instructions for the product of 8 `count` registers with 4 `count` others: two sums, so that half wait.
+
+    by_rows: the left operand's registers are four of one row and four of the other, not by instruction.
+    """
     left, right = 1, 1 + 8 * count
     text = "{ .reg .f32 x<8>; .reg .pred p; " + " ".join(f"mov.f32 x{i}, 0f00000000;" for i in range(8))
     for j in range(2 * count):
-        a, b = left + j // 2 * 8 + j % 2 * 2, right + 2 * j
+        a, b = left + 4 * j, right + 2 * j
+        four = (a, a + 1, a + 2, a + 3)
+        if by_rows:
+            a = left + j // 2 * 8 + j % 2 * 2
+            four = (a, a + 4, a + 1, a + 5)
         sums = "{x0, x1, x2, x3}" if j % 2 == 0 else "{x4, x5, x6, x7}"
         text += (
             f" mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {sums}, "
-            f"{{${a}, ${a + 4}, ${a + 1}, ${a + 5}}}, {{${b}, ${b + 1}}}, {sums};"
+            f"{{${four[0]}, ${four[1]}, ${four[2]}, ${four[3]}}}, {{${b}, ${b + 1}}}, {sums};"
         )
     parity = right + 4 * count
     return text + f" add.f32 x0, x0, x4; add.f32 x2, x2, x6; setp.ne.b32 p, ${parity}, 0; selp.f32 $0, x2, x0, p; }}"
@@ -297,8 +316,8 @@ def load_matrix(w, INDEX: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr):
     if MATH == "plain":
         unit = unit_of(NB)[:, :, None]
         k = tl.arange(0, P)[None, None, :]
-        at = ((unit // 16 * (P // 32) + k // 32) * 2 + unit % 16 // 8) * 256 + (unit % 8 * 4 + k % 32 // 8) * 8 + k % 8
-        return tl.load(w + INDEX * P * P + at)
+        at = (unit // 16 * (P // 16) + k // 32 * 2 + k % 8 // 4) * 256 + (unit % 8 * 4 + k % 32 // 8) * 8
+        return tl.load(w + INDEX * P * P + at + k % 4 // 2 * 4 + unit % 16 // 8 * 2 + k % 2)
     else:
         pointer = (w + INDEX * P * P + warp * (16 * P) + lanes_of(NB) * 8).to(tl.int64)
         return tl.inline_asm_elementwise(
@@ -364,7 +383,9 @@ def matrix(held, shelf, INDEX: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def product(left, right, TYPE: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr):
+def product(
+    left, right, TYPE: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr, BY_ROWS: tl.constexpr = False
+):  # fmt: skip
     """The product of a left operand with what `recall` gave, by `unit_of`."""
     NB: tl.constexpr = P // 16
     vector, scale = right
@@ -373,7 +394,7 @@ def product(left, right, TYPE: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr
     else:
         KIND: tl.constexpr = "bf16" if TYPE == tl.bfloat16 else "f16"
         found = tl.inline_asm_elementwise(
-            product_of(KIND, P // 32),
+            product_of(KIND, P // 32, BY_ROWS),
             product_operands(P // 32),
             left + vector + (lanes_of(NB) % 2,),
             dtype=tl.float32,
@@ -455,7 +476,11 @@ def total_of_units(box, x, MATH: tl.constexpr):
         return tl.sum(tl.sum(x, 1), 0) * 0.5
     else:
         lane = lanes_of(NB)
-        put_shared(box + warps_of(NB) * 4, total_of_lanes(x, MATH) * 0.5)
+        x += swapped(x, 1, MATH)  # lanes that differ in the next bit have the same units
+        x += swapped(x, 4, MATH)
+        x += swapped(x, 8, MATH)
+        x += swapped(x, 16, MATH)
+        put_shared(box + warps_of(NB) * 4, x)
         tl.debug_barrier()
         found = get_shared(box + 0 * lane, (NB + 3) // 4, 16)
         return sum_of_numbers(found[:NB])

@@ -4,10 +4,11 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import angles, get, put
-from sab.ops.triton.functions import cuts, keeps, slots_at
+from sab.ops.triton.access import get, put
+from sab.ops.triton.functions import slots_at
 from sab.ops.triton.lanes import (
     BOX,
+    angles_of,
     as_fours,
     as_units,
     boxes,
@@ -30,8 +31,47 @@ from sab.ops.triton.lanes import (
     turned,
     warps_of,
 )
-from sab.ops.triton.lanes_forward import get_gates
+from sab.ops.triton.lanes_forward import converted, get_gates
 from sab.ops.triton.small_parts import rows_of
+
+
+@triton.jit
+def asked_for(buffer, at, mask, IS_THERE: tl.constexpr, zero, MATH: tl.constexpr):
+    """What a buffer has, 0 where there is none."""
+    if IS_THERE:
+        return get(buffer + at, mask, "", MATH)
+    else:
+        return zero
+
+
+@triton.jit
+def asked_for_a_step(
+    gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
+    gates_t, row_t, store_t, query_t, norms_t, list_t, unit, lane, has_step, zero,
+    n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
+    READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, SAVES_MAP: tl.constexpr, NORMALISES: tl.constexpr,
+    MATH: tl.constexpr,
+):  # fmt: skip
+    """What a step reads besides what it selected, if there is such a step; its selected slots last."""
+    there = tl.where(has_step, 1, 0)
+    here = unit < there * n
+    in_list = lane < there * K
+    row_t += unit
+    list_t += lane
+    return (
+        get_gates(gates + gates_t, unit, here, n, GATES, MATH),
+        asked_for(c, row_t, here, HAS_C, zero, MATH),
+        asked_for(store, store_t + unit, here, SPLITS, zero, MATH),
+        asked_for(hidden_new, row_t, here, SPLITS, zero, MATH),
+        asked_for(h_hat, row_t, here, READS_STATE, zero, MATH),
+        asked_for(summary, row_t, here, READS_SUMMARY, zero, MATH),
+        asked_for(mapped, row_t, here, SAVES_MAP, zero, MATH),
+        asked_for(query, query_t + unit, unit < there * d, True, zero, MATH),
+        asked_for(query_scale, norms_t + 0 * lane, lane < there * 32, NORMALISES, zero, MATH),
+        asked_for(weights, list_t, in_list, True, zero, MATH),
+        asked_for(selected_scores, list_t, in_list, NORMALISES, zero, MATH),
+        tl.where(in_list, get(selected + list_t, in_list, "", MATH), -1),
+    )
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "k_trunc"])
@@ -61,7 +101,7 @@ def lanes_backward_kernel(
 
     row = tl.program_id(0).to(tl.int64)
     # A load, which alone makes sure that a thread has one number of each tensor: layouts follow from those of loads.
-    thread = tl.load(threads + warps_of(NB) * 32 + lanes_of(NB))
+    thread = tl.load(threads + warps_of(NB) * 32 + lanes_of(NB)) & (32 * NB - 1)
     lane = thread & 31
     warp = thread >> 5
     unit = warp * 16 + (lane >> 2) + ((lane & 1) << 3)
@@ -112,74 +152,62 @@ def lanes_backward_kernel(
     c_after = zero
     if HAS_C:
         c_after = get(c + row_t + stride + unit, here, "", MATH)
-    # A step's selected slots are asked for one step earlier: other loads wait for them.
-    chosen = tl.where(lane < K, get(selected + list_t + lane, lane < tl.where(length > 0, K, 0), "", MATH), -1)
+    # What a step reads is asked for one step earlier: other loads wait for the selected slots, and the rest takes long.
+    step = asked_for_a_step(
+        gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
+        gates_t, row_t, store_t, query_t, norms_t, list_t, unit, lane, length > 0, zero,
+        n, d, K, GATES, HAS_C, SPLITS, READS_STATE, READS_SUMMARY, SAVES_MAP, NORMALISES, MATH,
+    )  # fmt: skip
+    used = slots_at(seen + length - 1, seen, first_slots, k_att)
+    since_kept = (seen + length) % k_att  # steps from the last kept one to this one
+    since_cut = (seen + length - 1) % tl.maximum(k_trunc, 1)
+    is_kept = (length > 0) & (since_kept == 0)
+    of_key = get(dkeys + (row * slots + used) * d + unit, unit < tl.where(is_kept, d, 0), "", MATH)
 
     for back in range(length):
         t = length - 1 - back
-        used = slots_at(seen + t, seen, first_slots, k_att)
-        # Loads that depend on nothing computed here.
-        activated = get_gates(gates + gates_t, unit, here, n, GATES, DTYPE, MATH)
-        c_before = zero
-        if HAS_C:
-            c_before = get(c + row_t + unit, here, "", MATH)
-        h_before = zero
-        last_gate = zero
-        if SPLITS:
-            h_before = get(store + store_t + unit, here, "", MATH)
-            last_gate = get(hidden_new + row_t + unit, here, "", MATH).to(DTYPE)
-        shares = get(weights + list_t + lane, lane < K, "", MATH)
-        q = get(query + query_t + unit, there, "", MATH)
+        activated, c_before, h_before, last_gate, provisional, s, linear, q, inverse, shares, scores, chosen = step
+        gates_before = gates_t - batch.to(tl.int64) * GATES * n
+        query_before = query_t - batch * d
+        list_before = list_t - batch * K
         if NORMALISES:
-            cosine, sine = angles(seen + t, unit, rates, DTYPE, MATH)
+            cosine, sine = angles_of(seen + t, unit, rates, DTYPE, MATH)
         rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
         is_read = chosen >= 0
         slot_rows = tl.where(is_read, chosen + row.to(tl.int32) * slots, -1)
         is_new = chosen >= first_slots
-        next_chosen = get(selected + list_t - batch * K + lane, lane < tl.where(t > 0, K, 0), "", MATH)
 
         # Keep.
         dh = arriving + chain
-        if keeps(seen + t, k_att):
-            dkey_at = dkeys + (row * slots + used) * d + unit
-            dkey = get(dkey_at, there, "", MATH)
+        if since_kept == 0:
             if NORMALISES:  # it is read again after the loop
-                dkey = turned(dkey, cosine, -sine, MATH)
-                put(dkey_at, dkey, there, MATH)
-            kept = exchanged(box + 7 * BOX, dkey, unit, P, TYPE, MATH)
+                of_key = turned(of_key, cosine, -sine, MATH)
+                put(dkeys + (row * slots + used) * d + unit, of_key, there, MATH)
+            kept = exchanged(box + 7 * BOX, of_key, unit, P, TYPE, MATH)
             dh += product(matrix(held, shelf, W_MEMORY, P), kept, TYPE, P, MATH)
 
         # Incorporate and read.
         dh_hat = dh
         if used > 0:
-            provisional = zero
-            s = zero
-            linear = zero
-            if READS_STATE:
-                provisional = get(h_hat + row_t + unit, here, "", MATH)
-            if READS_SUMMARY:
-                s = get(summary + row_t + unit, here, "", MATH)
-            if SAVES_MAP:
-                linear = get(mapped + row_t + unit, here, "", MATH)
             dh_hat, ds, dmapped = INCORPORATE(dh, provisional, s, linear, MATH)
             if MAPPED:
                 dmapped = tl.where(here, dmapped, 0.0)
                 noted = note(box + 4 * BOX, dmapped, unit, P, TYPE, MATH)
                 put(dincorporated + row_t + unit, dmapped, here, MATH)
-            inverse = 1.0
             factor = q
-            scores = zero
             if NORMALISES:
-                inverse = get(query_scale + norms_t + 0 * lane, lane >= 0, "", MATH)
-                scores = get(selected_scores + list_t + lane, lane < K, "", MATH)
                 factor = turned(q * v_vector * (inverse / SCALE), cosine, sine, MATH)
             factor_four = as_fours(factor, MATH)
 
             # What the selected have: microstates, keys, and the gradients that others have added to.
+            key_inverse = asked_for(key_scale, slot_rows, is_new, NORMALISES, zero, MATH)
             item_rows = ()
             item_slots = ()
             item_shares = ()
             microstates = ()
+            dmicrostates = ()
+            own_keys = ()
+            dkeys_before = ()
             for g in tl.static_range(GROUPS):
                 item = lane // 4 + 8 * g
                 item_rows = item_rows + (shuffled(rows, item, MATH),)
@@ -188,18 +216,20 @@ def lanes_backward_kernel(
                 at = store + item_rows[g].to(tl.int64) * n
                 microstates = microstates + (get_four(at, four, item_rows[g] >= 0, n, DTYPE, MATH),)
             if MAPPED:
+                w_summary = matrix(held, shelf, W_SUMMARY, P)
                 tl.debug_barrier()
                 into = recall(box + 4 * BOX, noted, P, TYPE, MATH)
-                ds += product(matrix(held, shelf, W_SUMMARY, P), into, TYPE, P, MATH)
+                ds += product(w_summary, into, TYPE, P, MATH)
                 dh_hat += product(matrix(held, shelf, W_STATE, P), into, TYPE, P, MATH)
+            step = asked_for_a_step(
+                gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
+                gates_before, row_t - stride, store_t - stride, query_before, norms_t - batch, list_before, unit, lane, t > 0, zero,
+                n, d, K, GATES, HAS_C, SPLITS, READS_STATE, READS_SUMMARY, SAVES_MAP, NORMALISES, MATH,
+            )  # fmt: skip
             if HAS_DSUMMARY:
                 ds += get(dsummary + row_t + unit, here, "", MATH)
             ds_four = as_fours(ds, MATH)
 
-            dmicrostates = ()
-            own_keys = ()
-            dkeys_before = ()
-            dshare_parts = ()
             for g in tl.static_range(GROUPS):
                 is_there = item_rows[g] >= 0
                 at = dstore + item_rows[g].to(tl.int64) * n
@@ -207,6 +237,8 @@ def lanes_backward_kernel(
                 key_at = item_slots[g].to(tl.int64) * d
                 own_keys = own_keys + (get_four(keys + key_at, four, is_there, d, DTYPE, MATH),)
                 dkeys_before = dkeys_before + (get_four(dkeys + key_at, four, is_there, d, DTYPE, MATH),)
+            dshare_parts = ()
+            for g in tl.static_range(GROUPS):
                 dshare = zero
                 for i in tl.static_range(4):
                     dshare += microstates[g][i] * ds_four[i]
@@ -222,10 +254,8 @@ def lanes_backward_kernel(
             (dscores,) = WEIGH((dshares,), (shares,), norm, (is_last,))
             dscores = tl.where(is_read, dscores, 0.0)
             along = dscores
-            key_inverse = zero
             if NORMALISES:
                 along = dscores * scores
-                key_inverse = get(key_scale + slot_rows, is_new, "", MATH)
             dq_four = (zero, zero, zero, zero)
             for g in tl.static_range(GROUPS):
                 item = lane // 4 + 8 * g
@@ -262,16 +292,29 @@ def lanes_backward_kernel(
             dq = tl.where(there, dq, 0.0)
             asked = note(box + 6 * BOX, dq, unit, P, TYPE, MATH)
             put(dquery + query_t + unit, dq, there, MATH)
+            w_query = matrix(held, shelf, W_QUERY, P)
             tl.debug_barrier()  # gradients were added to rows that other threads read
             into = recall(box + 6 * BOX, asked, P, TYPE, MATH)
-            dh_hat += product(matrix(held, shelf, W_QUERY, P), into, TYPE, P, MATH)
+            dh_hat += product(w_query, into, TYPE, P, MATH)
+        else:
+            step = asked_for_a_step(
+                gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
+                gates_before, row_t - stride, store_t - stride, query_before, norms_t - batch, list_before, unit, lane, t > 0, zero,
+                n, d, K, GATES, HAS_C, SPLITS, READS_STATE, READS_SUMMARY, SAVES_MAP, NORMALISES, MATH,
+            )  # fmt: skip
+        since_kept = tl.where(since_kept == 0, k_att, since_kept) - 1
+        used -= tl.where(since_kept == 0, 1, 0)
         arriving = get(dstore + store_t + unit, unit < tl.where(t > 0, n, 0), "", MATH)
+        is_kept = (t > 0) & (since_kept == 0)
+        of_key = get(dkeys + (row * slots + used) * d + unit, unit < tl.where(is_kept, d, 0), "", MATH)
 
         # Cell.
         if HAS_C:
             if HAS_DCELLS:
                 dc_now += get(dcells + row_t + unit, here, "", MATH)
-        of_x, of_h, of_state, dc_now = CELL(dh_hat, dc_now, activated, h_before, c_before, c_after, last_gate, MATH)
+        of_x, of_h, of_state, dc_now = CELL(
+            dh_hat, dc_now, converted(activated, DTYPE), h_before, c_before, c_after, last_gate.to(DTYPE), MATH
+        )  # fmt: skip
         c_after = c_before
         into_gates = ()
         gate_box = box + t % 2 * 2 * BOX
@@ -284,7 +327,7 @@ def lanes_backward_kernel(
 
         # The chain.
         chain = zero
-        if (k_trunc > 0) & cuts(seen + t, tl.maximum(k_trunc, 1)):
+        if (k_trunc > 0) & (since_cut == 0) & (seen + t > 0):
             dc_now = zero
         else:
             if SPLITS:
@@ -294,12 +337,12 @@ def lanes_backward_kernel(
                 into = recall(gate_box + g * (BOX // 2), into_gates[g], P, TYPE, MATH)
                 chain += product(matrix(held, shelf, g, P), into, TYPE, P, MATH)
 
-        chosen = tl.where(lane < tl.where(t > 0, K, 0), next_chosen, -1)
-        gates_t -= batch * GATES * n
+        since_cut = tl.where(since_cut == 0, tl.maximum(k_trunc, 1), since_cut) - 1
+        gates_t = gates_before
         row_t -= stride
         store_t -= stride
-        query_t -= batch * d
-        list_t -= batch * K
+        query_t = query_before
+        list_t = list_before
         norms_t -= batch
 
     into = dstore + first_slots * stride + row * n + unit

@@ -4,16 +4,16 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.access import angles, get, put
-from sab.ops.triton.functions import keeps, slots_at
+from sab.ops.triton.access import get, put
+from sab.ops.triton.functions import first_kept, slots_at
 from sab.ops.triton.lanes import (
     BOX,
+    angles_of,
     as_units,
     boxes,
     exchanged,
     fill_shelf,
     get_four,
-    get_shared_number,
     lanes_of,
     load_held,
     matrix,
@@ -24,7 +24,6 @@ from sab.ops.triton.lanes import (
     shuffled,
     summed,
     summed_unit_of,
-    total_of_lanes,
     total_of_units,
     turned,
     warps_of,
@@ -35,11 +34,20 @@ from sab.ops.triton.small_select import select_exactly
 
 
 @triton.jit
-def get_gates(gates, unit, mask, n: tl.constexpr, GATES: tl.constexpr, DTYPE: tl.constexpr, MATH: tl.constexpr):
-    """The gates of a step, a vector each."""
+def get_gates(gates, unit, mask, n: tl.constexpr, GATES: tl.constexpr, MATH: tl.constexpr):
+    """The gates of a step, a vector each, as they lie."""
     found = ()
     for g in tl.static_range(GATES):
-        found = found + (get(gates + g * n + unit, mask, "", MATH).to(DTYPE),)
+        found = found + (get(gates + g * n + unit, mask, "", MATH),)
+    return found
+
+
+@triton.jit
+def converted(vectors, DTYPE: tl.constexpr):
+    """Vectors in another type. What was asked for early is converted late: a conversion waits for it."""
+    found = ()
+    for g in tl.static_range(len(vectors)):
+        found = found + (vectors[g].to(DTYPE),)
     return found
 
 
@@ -76,7 +84,7 @@ def lanes_forward_kernel(
 
     row = tl.program_id(0).to(tl.int64)
     # A load, which alone makes sure that a thread has one number of each tensor: layouts follow from those of loads.
-    thread = tl.load(threads + warps_of(NB) * 32 + lanes_of(NB))
+    thread = tl.load(threads + warps_of(NB) * 32 + lanes_of(NB)) & (32 * NB - 1)
     lane = thread & 31
     warp = thread >> 5
     unit = warp * 16 + (lane >> 2) + ((lane & 1) << 3)
@@ -94,7 +102,7 @@ def lanes_forward_kernel(
         shelf = fill_shelf(w, HELD, SHELVED, P)
     biases = ()
     if SPLITS and HAS_BIAS:
-        biases = get_gates(b_hh, unit, here, n, GATES, DTYPE, MATH)
+        biases = converted(get_gates(b_hh, unit, here, n, GATES, MATH), DTYPE)
     zero = tl.zeros((NB, 32), DTYPE)
     q_bias = zero
     if HAS_SCORER_BIAS:
@@ -118,18 +126,19 @@ def lanes_forward_kernel(
     c_now = h
     if HAS_C:
         c_now = get(c_t + unit, here, "", MATH)
-    x = get_gates(gates_t, unit, unit < tl.where(length > 0, n, 0), n, GATES, DTYPE, MATH)
+    x = get_gates(gates_t, unit, unit < tl.where(length > 0, n, 0), n, GATES, MATH)
 
     # The products with the hidden state are made at the end of the step before.
     p = hidden_products(held, shelf, exchanged(box, h, unit, P, TYPE, MATH), GATES, TYPE, P, MATH)
 
+    used = slots_at(seen, seen, first_slots, k_att)
+    until_kept = first_kept(seen, k_att)
     for t in range(length):
         # The input's part of the next step comes while this one is computed.
         next_gates = gates_t + batch.to(tl.int64) * GATES * n
-        next_x = get_gates(next_gates, unit, unit < tl.where(t + 1 < length, n, 0), n, GATES, DTYPE, MATH)
-        used = slots_at(seen + t, seen, first_slots, k_att)
+        next_x = get_gates(next_gates, unit, unit < tl.where(t + 1 < length, n, 0), n, GATES, MATH)
         if NORMALISES:
-            cosine, sine = angles(seen + t, unit, rates, DTYPE, MATH)
+            cosine, sine = angles_of(seen + t, unit, rates, DTYPE, MATH)
 
         # Cell.
         if SPLITS:
@@ -139,13 +148,14 @@ def lanes_forward_kernel(
                     whole = whole + (p[g] + biases[g],)
                 p = whole
             put(hidden_new + row_t + unit, p[GATES - 1], here, MATH)
-        h_new, c_now, activated = CELL(x, p, h, c_now, MATH)
+        h_new, c_now, activated = CELL(converted(x, DTYPE), p, h, c_now, MATH)
         noted = note(box + BOX, h_new, unit, P, TYPE, MATH)
         for g in tl.static_range(GATES):
             put(gates_t + g * n + unit, activated[g], here, MATH)
         if HAS_C:
             put(c_t + batch * n + unit, c_now, here, MATH)
         put(h_hat + row_t + unit, h_new, here, MATH)
+        w_query = matrix(held, shelf, W_QUERY, P)
         tl.debug_barrier()  # the newest key is stored as well
 
         # Read.
@@ -153,7 +163,7 @@ def lanes_forward_kernel(
         if BY_PRODUCTS:
             ahead = load_tile(own_keys, 0, used, P, MATH)
         state = recall(box + BOX, noted, P, TYPE, MATH)
-        q = QUERY(product(matrix(held, shelf, W_QUERY, P), state, TYPE, P, MATH), q_bias, SCALE)
+        q = QUERY(product(w_query, state, TYPE, P, MATH), q_bias, SCALE)
         put(query_t + unit, q, there, MATH)
         asked = tl.where(there, q, 0.0)
         if NORMALISES:  # its length makes no difference to the selection
@@ -165,58 +175,53 @@ def lanes_forward_kernel(
         else:
             asked = note(box + 2 * BOX, asked, unit, P, DTYPE, MATH)
             tl.debug_barrier()
-        if MAPPED:
-            linear = product(matrix(held, shelf, W_STATE, P), state, TYPE, P, MATH) + c_bias
         if DTYPE == tl.float64:  # in the interpreter
             v_row = tl.load(v + tl.arange(0, P), mask=tl.arange(0, P) < d, other=0)
             scores, chosen = select_exactly(own_keys, used, asked, v_row, lane, K, d, TERMS, MATH, DTYPE)
         else:
-            scores, chosen = select_lanes(
-                own_keys, ahead, used, asked, v, box + 2 * BOX, box + 6 * BOX,
-                K, d, TERMS, BY_PRODUCTS, P, TYPE, MATH, DTYPE,
+            scores, chosen, square = select_lanes(
+                own_keys, ahead, used, asked, v, box + 2 * BOX, box + 3 * BOX, box + 6 * BOX,
+                K, d, TERMS, BY_PRODUCTS, NORMALISES, P, TYPE, MATH, DTYPE,
             )  # fmt: skip
+
+        # What was selected comes while its weights are computed.
+        rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
+        read = ()
+        for g in tl.static_range(GROUPS):
+            own_row = shuffled(rows, lane // 4 + 8 * g, MATH)
+            read = read + (get_four(store + own_row.to(tl.int64) * n, four, own_row >= 0, n, DTYPE, MATH),)
+        put(selected + list_t + lane, chosen, (warp == 2 % NB) & (lane < K), MATH)
         if NORMALISES:
             if MATH == "plain":
                 square = tl.sum(tl.sum(q * q, 1), 0) * 0.5
-            else:
-                square = zero
-                for i in tl.static_range(P // 32):
-                    part = get_shared_number(box + 3 * BOX + (lane + 32 * i) * 4)
-                    square += part * part
-                square = total_of_lanes(square, MATH)
             inverse = 1.0 / tl.sqrt(square + SMALLEST_SQUARE * d)
             put(query_scale + norms_t + 0 * lane, inverse + zero, (warp == 0) & (lane == 0), MATH)
             scores = scores * (inverse / SCALE)
             is_stored = (warp == 1 % NB) & (lane < K)
             put(selected_scores + list_t + lane, tl.where(chosen >= 0, scores, 0.0), is_stored, MATH)
         shares, norm = WEIGH(scores, chosen >= 0)
-        rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
-        sums = (zero, zero, zero, zero)
-        read = ()
-        read_shares = ()
-        for g in tl.static_range(GROUPS):
-            item = lane // 4 + 8 * g
-            own_row = shuffled(rows, item, MATH)
-            read_shares = read_shares + (shuffled(shares, item, MATH),)
-            read = read + (get_four(store + own_row.to(tl.int64) * n, four, own_row >= 0, n, DTYPE, MATH),)
-        put(selected + list_t + lane, chosen, (warp == 2 % NB) & (lane < K), MATH)
         put(weights + list_t + lane, shares, (warp == 3 % NB) & (lane < K), MATH)
         if SAVES_NORM:
             put(norms + norms_t + 0 * lane, norm + zero, (warp == 0) & (lane == 0), MATH)
+        if MAPPED:
+            state = recall(box + BOX, noted, P, TYPE, MATH)  # anew: it takes many registers
+            linear = product(matrix(held, shelf, W_STATE, P), state, TYPE, P, MATH) + c_bias
+        sums = (zero, zero, zero, zero)
         for g in tl.static_range(GROUPS):
+            share = shuffled(shares, lane // 4 + 8 * g, MATH)
             added = ()
             for i in tl.static_range(4):
-                added = added + (sums[i] + read[g][i] * read_shares[g],)
+                added = added + (sums[i] + read[g][i] * share,)
             sums = added
         s = summed(sums, MATH)
         if MAPPED:
+            w_summary = matrix(held, shelf, W_SUMMARY, P)
             noted = note(box + 4 * BOX, s, summed_unit_of(NB), P, TYPE, MATH)
         s = as_units(s, MATH)
         put(summary + row_t + unit, s, here, MATH)
         if MAPPED:
             tl.debug_barrier()
-            read_state = recall(box + 4 * BOX, noted, P, TYPE, MATH)
-            linear += product(matrix(held, shelf, W_SUMMARY, P), read_state, TYPE, P, MATH)
+            linear += product(w_summary, recall(box + 4 * BOX, noted, P, TYPE, MATH), TYPE, P, MATH)
             if SAVES_MAP:
                 put(mapped + row_t + unit, linear, here, MATH)
             h = INCORPORATE(h_new, s, linear, MATH)
@@ -228,7 +233,7 @@ def lanes_forward_kernel(
         # The next step's products, and keep.
         state = exchanged(box, h, unit, P, TYPE, MATH)
         p = hidden_products(held, shelf, state, GATES, TYPE, P, MATH)
-        if keeps(seen + t, k_att):
+        if until_kept == 0:
             new_key = product(matrix(held, shelf, W_MEMORY, P), state, TYPE, P, MATH)
             if NORMALISES:
                 key_square = total_of_units(box + 5 * BOX, new_key * new_key, MATH)
@@ -237,6 +242,8 @@ def lanes_forward_kernel(
                 new_key = turned(new_key * key_inverse, cosine, sine, MATH)
             put(own_keys + used * d + unit, new_key, there, MATH)
 
+        used += tl.where(until_kept == 0, 1, 0)
+        until_kept = tl.where(until_kept == 0, k_att, until_kept) - 1
         gates_t = next_gates
         store_t += batch * n
         c_t += batch * n

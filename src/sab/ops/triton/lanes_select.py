@@ -9,12 +9,14 @@ from sab.ops.triton.lanes import (
     BOX,
     get_four,
     get_shared,
+    get_shared_number,
     lanes_of,
     outputs_of,
     product,
     put_shared,
     shuffled,
     swapped,
+    total_of_lanes,
     unit_of,
     warps_of,
 )
@@ -26,7 +28,6 @@ def key_loads_of(count):
     """Instructions that load 16 bytes of every 64, `count` times of each of two rows."""
     first, second, both = (f"${8 * count + i}" for i in range(3))
     text = f"{{ .reg .pred p, q; setp.gt.s32 p, {both}, 0; setp.gt.s32 q, {both}, 8; "
-    text += " ".join(f"mov.b32 ${i}, 0;" for i in range(8 * count))
     for c in range(count):
         for row, address, guard in ((0, first, "p"), (1, second, "q")):
             i = 8 * c + 4 * row
@@ -36,7 +37,7 @@ def key_loads_of(count):
 
 @triton.jit
 def load_tile(keys, first, used, P: tl.constexpr, MATH: tl.constexpr):
-    """P keys of P numbers from slot `first` on, 0 past those in use, as a left operand of products."""
+    """P keys of P numbers from slot `first` on, anything past those in use, as a left operand of products."""
     NB: tl.constexpr = P // 16
     if MATH == "plain":
         slot = first + unit_of(NB)[:, :, None]
@@ -138,9 +139,21 @@ def candidates(box, line, MATH: tl.constexpr):
 
 
 @triton.jit
+def square_of(box, P: tl.constexpr, MATH: tl.constexpr):
+    """The square of the length of a vector of float32 in a box."""
+    NB: tl.constexpr = P // 16
+    lane = lanes_of(NB)
+    square = tl.zeros((NB, 32), tl.float32)
+    for i in tl.static_range(P // 32):
+        part = get_shared_number(box + (lane + 32 * i) * 4)
+        square += part * part
+    return total_of_lanes(square, MATH)
+
+
+@triton.jit
 def select_lanes(
-    keys, ahead, used, query, v, q_box, box,
-    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, BY_PRODUCTS: tl.constexpr,
+    keys, ahead, used, query, v, q_box, length_box, box,
+    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, BY_PRODUCTS: tl.constexpr, NORMALISES: tl.constexpr,
     P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """The K best of the first `used` keys, highest first: scores and slots by place, of each warp for itself.
@@ -148,7 +161,8 @@ def select_lanes(
     In a round the warps score 2 P keys and tell each other the scores. A score's lowest nine bits, which approximate
     scores can spare, give way to the candidate's position: so one comparison decides who is first and, among equals, who
     is older. Each thread sorts its eight; then the best of all is K times the best of the lanes' first ones. The best of
-    the rounds before stand in line too.
+    the rounds before stand in line too. With NORMALISES, the square of the length of what lies in `length_box` is found on
+    the way, where nothing waits for it; it is 0 if there is no key.
     """
     NB: tl.constexpr = P // 16
     LOWEST: tl.constexpr = -2147483648
@@ -156,12 +170,13 @@ def select_lanes(
     own = unit_of(NB)
     best = tl.full((NB, 32), LOWEST, tl.int32)
     slots = tl.full((NB, 32), -1, tl.int32)
+    square = tl.zeros((NB, 32), tl.float32)
     for start in range(0, used, 2 * P):
         end = tl.minimum(used, start + 2 * P)
         line = tl.full((NB, 32), LOWEST, tl.int32)
         for first in range(start, end, P):
             if BY_PRODUCTS:
-                score = product(ahead, query, TYPE, P, MATH)
+                score = product(ahead, query, TYPE, P, MATH, BY_ROWS=True)
                 ahead = load_tile(keys, first + P, used, P, MATH)
             else:
                 score = score_tile(keys, first, used, query, v, q_box, d, TERMS, P, MATH, DTYPE)
@@ -170,6 +185,8 @@ def select_lanes(
             is_own = (lane // 2 % 2 == (first - start) // P) & (slot < end)
             line = tl.where(is_own, number, line)
         c0, c1, c2, c3, c4, c5, c6, c7 = candidates(box + start // (2 * P) % 2 * BOX, line, MATH)
+        if NORMALISES and (MATH != "plain"):
+            square = square_of(length_box, P, MATH)
         carried = tl.where(slots >= 0, best | (511 - lane), LOWEST)
         found = tl.full((NB, 32), LOWEST, tl.int32)
         for i in tl.static_range(K):
@@ -182,4 +199,4 @@ def select_lanes(
         slots = tl.where(position < 32, before, start + position - 32)
         slots = tl.where(found != LOWEST, slots, -1)
         best = tl.where(found != LOWEST, found & ~511, LOWEST)
-    return from_sortable(best), slots
+    return from_sortable(best), slots, square

@@ -36,7 +36,7 @@ LARGEST_SHARED = 160 << 10
 """Bytes of other weights that its shared memory holds."""
 LARGEST_IN_LANES = 32
 """The largest k_top of the kernels in which a thread has a place of its list."""
-MOST_REGISTERS = 160
+MOST_REGISTERS = 128
 """Of a thread, for weights; of the others it reads what it needs from the cache."""
 DOUBLE_IN_LANES = INTERPRETED
 """Whether those kernels take float64, which they do in the interpreter alone."""
@@ -90,15 +90,15 @@ def _pack_lanes(plan: Plan, weights: Weights, padded: int, dtype: torch.dtype) -
 def _laid_out(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """Matrices [M, P, P] in the order in which threads load them as left operands of products."""
     count, p, _ = matrices.shape
-    whole = matrices.view(count, p // 16, 2, 8, p // 32, 4, 8).permute(0, 1, 4, 2, 3, 5, 6)
+    whole = matrices.view(count, p // 16, 2, 8, p // 32, 4, 2, 2, 2).permute(0, 1, 4, 6, 3, 5, 7, 2, 8)
     return torch.empty(whole.shape, dtype=dtype, device=whole.device).copy_(whole).view(count, p * p)
 
 
 def _transposed(packed: Tensor) -> Tensor:
-    """Packed matrices, each transposed."""
+    """Packed matrices, each transposed: both orders are of the bits of a row's and a column's number."""
     count, p = len(packed), math.isqrt(packed.shape[1])
-    whole = packed.view(count, p // 16, p // 32, 2, 8, 4, 8).permute(0, 1, 3, 4, 2, 5, 6).reshape(count, p, p)
-    return _laid_out(whole.transpose(1, 2).contiguous(), packed.dtype)
+    whole = packed.view(count, p // 32, 2, p // 32, *[2] * 9).permute(0, 3, 8, 1, 5, 4, 10, 12, 2, 11, 6, 9, 7)
+    return whole.contiguous().view(count, p * p)
 
 
 def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
