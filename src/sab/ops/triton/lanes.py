@@ -2,9 +2,9 @@
 """What the kernels `lanes_forward` and `lanes_backward` are made of: a tensor [warps, 32] has a number for each thread.
 
 So the compiler lays out nothing and changes no layout: what threads exchange goes by shuffles within a warp, and by
-boxes in shared memory between warps. A warp has 16 units. As products leave them, lane 4 g + i has unit g + 8 (i % 2) of
-its warp, so each unit is there twice (`unit_of`). As rows are read, lane 4 g + i has units 4 i to 4 i + 3 of the g-th of
-eight rows (`first_of_four`); summed up over rows it has unit 4 i + g // 2 (`summed_unit_of`).
+boxes in shared memory between warps. A warp has 16 units. As products leave them, lane 4 g + i has unit g + 8 (i % 2)
+of its warp, so each unit is there twice (`unit_of`). As rows are read, lane 4 g + i has units 4 i to 4 i + 3 of the
+g-th of eight rows (`first_of_four`); summed up over rows it has unit 4 i + g // 2 (`summed_unit_of`).
 
 Where MATH is "plain", in Triton's interpreter, there are no such products and no shared memory: then these functions
 compute the same in another way.
@@ -170,11 +170,9 @@ def get_four(pointer, first, mask, SIZE: tl.constexpr, DTYPE: tl.constexpr, MATH
             pack=1,
         )
         f: tl.constexpr = tl.float32
-        i2 = i1 << 16
-        i3 = i1 & -65536
-        return (i0 << 16).to(f, bitcast=True), (i0 & -65536).to(f, bitcast=True), i2.to(f, bitcast=True), i3.to(
-            f, bitcast=True
-        )
+        even = (i0 << 16).to(f, bitcast=True), (i1 << 16).to(f, bitcast=True)
+        odd = (i0 & -65536).to(f, bitcast=True), (i1 & -65536).to(f, bitcast=True)
+        return even[0], odd[0], even[1], odd[1]
 
 
 @triton.jit
@@ -237,9 +235,11 @@ def put_shared(at, x):
 @triton.constexpr_function
 def loads_of(space, count, stride):
     """Instructions that load `count` times 16 bytes, `stride` bytes apart."""
-    address = 4 * count
-    pieces = [f"${4 * i}, ${4 * i + 1}, ${4 * i + 2}, ${4 * i + 3}" for i in range(count)]
-    return "{ " + " ".join(f"ld.{space}.v4.b32 {{{p}}}, [${address}+{stride * i}];" for i, p in enumerate(pieces)) + " }"
+    text = "{"
+    for i in range(count):
+        x = 4 * i
+        text += f" ld.{space}.v4.b32 {{${x}, ${x + 1}, ${x + 2}, ${x + 3}}}, [${4 * count}+{stride * i}];"
+    return text + " }"
 
 
 @triton.constexpr_function
@@ -275,9 +275,9 @@ def vector_of(x, at, P: tl.constexpr):
 
 # Products
 #
-# The left operand has 16 rows a warp, in registers: a lane has those numbered lane // 4 and lane // 4 + 8. The right one
-# is a vector, eight times beside itself. Which columns a lane has is free as long as both agree: lane 4 g + i takes eight
-# neighbours from 8 i on of every 32, which it reads at once.
+# The left operand has 16 rows a warp, in registers: a lane has those numbered lane // 4 and lane // 4 + 8. The right
+# one is a vector, eight times beside itself. Which columns a lane has is free as long as both agree: lane 4 g + i takes
+# eight neighbours from 8 i on of every 32, which it reads at once.
 
 
 @triton.constexpr_function
@@ -347,8 +347,8 @@ SHELF = tl.constexpr(128 << 10)
 def fill_shelf(w, HELD: tl.constexpr, SHELVED: tl.constexpr, P: tl.constexpr):
     """Put the SHELVED matrices after the first HELD into shared memory, and say where.
 
-    Triton has no such memory to give. But it allocates as much as its largest operation needs, so here is one that needs
-    it all; matrices take the end of it, and no later operation of the kernel needs as much as is left before them.
+    Triton has no such memory to give. But it allocates as much as its largest operation needs, so here is one that
+    needs it all; matrices take the end of it, and no operation of the loops needs any.
     """
     NB: tl.constexpr = P // 16
     lane = lanes_of(NB)
@@ -406,7 +406,7 @@ def product(
 
 @triton.jit
 def note(box, x, at, P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr):
-    """Put a vector, of which lanes have the entries `at`, into a box; to `recall` after a barrier, with what this gives."""
+    """Put a vector, of which lanes have the entries `at`, into a box, to `recall` after a barrier with what this gives."""
     if MATH == "plain":
         return vector_of(x, at, P)
     elif TYPE == tl.bfloat16:

@@ -46,13 +46,16 @@ def asked_for(buffer, at, mask, IS_THERE: tl.constexpr, zero, MATH: tl.constexpr
 
 @triton.jit
 def asked_for_a_step(
-    gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
-    gates_t, row_t, store_t, query_t, norms_t, list_t, unit, lane, has_step, zero,
+    buffers, at, unit, lane, has_step, zero,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
     READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr, SAVES_MAP: tl.constexpr, NORMALISES: tl.constexpr,
     MATH: tl.constexpr,
 ):  # fmt: skip
     """What a step reads besides what it selected, if there is such a step; its selected slots last."""
+    gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected = (
+        buffers
+    )
+    gates_t, row_t, store_t, query_t, norms_t, list_t = at
     there = tl.where(has_step, 1, 0)
     here = unit < there * n
     in_list = lane < there * K
@@ -153,9 +156,11 @@ def lanes_backward_kernel(
     if HAS_C:
         c_after = get(c + row_t + stride + unit, here, "", MATH)
     # What a step reads is asked for one step earlier: other loads wait for the selected slots, and the rest takes long.
-    step = asked_for_a_step(
+    buffers = (
         gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
-        gates_t, row_t, store_t, query_t, norms_t, list_t, unit, lane, length > 0, zero,
+    )  # fmt: skip
+    step = asked_for_a_step(
+        buffers, (gates_t, row_t, store_t, query_t, norms_t, list_t), unit, lane, length > 0, zero,
         n, d, K, GATES, HAS_C, SPLITS, READS_STATE, READS_SUMMARY, SAVES_MAP, NORMALISES, MATH,
     )  # fmt: skip
     used = slots_at(seen + length - 1, seen, first_slots, k_att)
@@ -170,6 +175,7 @@ def lanes_backward_kernel(
         gates_before = gates_t - batch.to(tl.int64) * GATES * n
         query_before = query_t - batch * d
         list_before = list_t - batch * K
+        at_before = (gates_before, row_t - stride, store_t - stride, query_before, norms_t - batch, list_before)
         if NORMALISES:
             cosine, sine = angles_of(seen + t, unit, rates, DTYPE, MATH)
         rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
@@ -222,8 +228,7 @@ def lanes_backward_kernel(
                 ds += product(w_summary, into, TYPE, P, MATH)
                 dh_hat += product(matrix(held, shelf, W_STATE, P), into, TYPE, P, MATH)
             step = asked_for_a_step(
-                gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
-                gates_before, row_t - stride, store_t - stride, query_before, norms_t - batch, list_before, unit, lane, t > 0, zero,
+                buffers, at_before, unit, lane, t > 0, zero,
                 n, d, K, GATES, HAS_C, SPLITS, READS_STATE, READS_SUMMARY, SAVES_MAP, NORMALISES, MATH,
             )  # fmt: skip
             if HAS_DSUMMARY:
@@ -274,7 +279,9 @@ def lanes_backward_kernel(
                     microstate_after = microstate_after + (dmicrostates[g][i] + item_shares[g] * ds_four[i],)
                     key = own_keys[g][i]
                     dkey, dq_term, dv_term = SCORE(dscore, key, factor_four[i], v_four[i], MATH)
-                    if NORMALISES:  # of the product that a key was made from, unless it came as it is; its inverse is 0 then
+                    if (
+                        NORMALISES
+                    ):  # of the product that a key was made from, unless it came as it is, without an inverse
                         dkey = tl.where(item_inverse > 0, (dkey - item_along * key) * item_inverse, dkey)
                     key_after = key_after + (dkeys_before[g][i] + dkey,)
                     dq_after = dq_after + (dq_four[i] + dq_term,)
@@ -298,8 +305,7 @@ def lanes_backward_kernel(
             dh_hat += product(w_query, into, TYPE, P, MATH)
         else:
             step = asked_for_a_step(
-                gates, c, store, hidden_new, h_hat, summary, mapped, query, query_scale, weights, selected_scores, selected,
-                gates_before, row_t - stride, store_t - stride, query_before, norms_t - batch, list_before, unit, lane, t > 0, zero,
+                buffers, at_before, unit, lane, t > 0, zero,
                 n, d, K, GATES, HAS_C, SPLITS, READS_STATE, READS_SUMMARY, SAVES_MAP, NORMALISES, MATH,
             )  # fmt: skip
         since_kept = tl.where(since_kept == 0, k_att, since_kept) - 1

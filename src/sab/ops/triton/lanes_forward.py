@@ -71,7 +71,8 @@ def lanes_forward_kernel(
     NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
     INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
-    P: tl.constexpr, HELD: tl.constexpr, SHELVED: tl.constexpr, BY_PRODUCTS: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr,
+    P: tl.constexpr, HELD: tl.constexpr, SHELVED: tl.constexpr, BY_PRODUCTS: tl.constexpr,
+    TYPE: tl.constexpr, MATH: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCORER_BIAS: tl.constexpr, HAS_V: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16

@@ -20,7 +20,7 @@ from sab.ops.triton.lanes import (
     unit_of,
     warps_of,
 )
-from sab.ops.triton.small_select import sorted_eight, without
+from sab.ops.triton.small_select import sorted_eight, sorted_pair
 
 
 @triton.constexpr_function
@@ -106,35 +106,22 @@ def highest_of(x, MATH: tl.constexpr):
 
 
 @triton.jit
-def candidates(box, line, MATH: tl.constexpr):
-    """Eight numbers of all warps for each lane, highest first; takes a barrier."""
-    NB: tl.constexpr = line.shape[0]
-    LOWEST: tl.constexpr = -2147483648
+def candidates(box, lines, MATH: tl.constexpr):
+    """256 numbers of all warps, eight for each lane, highest first; takes a barrier."""
+    NB: tl.constexpr = lines[0].shape[0]
     lane = lanes_of(NB)
     if MATH == "plain":
         found = ()
-        for warp in tl.static_range(NB):
-            is_own = tl.arange(0, NB)[:, None] == warp
-            one = tl.sum(tl.where(is_own, line.to(tl.int64), 0), 0).to(tl.int32)
-            found = found + (one[None, :] + tl.zeros((NB, 1), tl.int32),)
+        for i in tl.static_range(len(lines)):
+            for warp in tl.static_range(NB):
+                is_own = tl.arange(0, NB)[:, None] == warp
+                one = tl.sum(tl.where(is_own, lines[i].to(tl.int64), 0), 0).to(tl.int32)
+                found = found + (one[None, :] + tl.zeros((NB, 1), tl.int32),)
     else:
-        put_shared(box + (warps_of(NB) * 32 + lane) * 4, line)
+        for i in tl.static_range(len(lines)):
+            put_shared(box + ((i * NB + warps_of(NB)) * 32 + lane) * 4, lines[i])
         tl.debug_barrier()
-        if NB == 8:
-            found = get_shared(box + lane * 16, 2, 512)
-        elif NB == 4:
-            found = get_shared(box + lane * 16, 1, 16)
-        else:
-            found = get_shared(box + lane % 16 * 16, 1, 16)
-            found = (
-                tl.where(lane < 16, found[0], LOWEST),
-                tl.where(lane < 16, found[1], LOWEST),
-                tl.where(lane < 16, found[2], LOWEST),
-                tl.where(lane < 16, found[3], LOWEST),
-            )
-    low = tl.full((NB, 32), LOWEST, tl.int32)
-    for _ in tl.static_range(8 - len(found)):
-        found = found + (low,)
+        found = get_shared(box + lane * 16, 2, 512)
     return sorted_eight(found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7])
 
 
@@ -158,11 +145,11 @@ def select_lanes(
 ):  # fmt: skip
     """The K best of the first `used` keys, highest first: scores and slots by place, of each warp for itself.
 
-    In a round the warps score 2 P keys and tell each other the scores. A score's lowest nine bits, which approximate
-    scores can spare, give way to the candidate's position: so one comparison decides who is first and, among equals, who
-    is older. Each thread sorts its eight; then the best of all is K times the best of the lanes' first ones. The best of
-    the rounds before stand in line too. With NORMALISES, the square of the length of what lies in `length_box` is found on
-    the way, where nothing waits for it; it is 0 if there is no key.
+    In a round the warps score 256 keys and tell each other the scores. A score's lowest nine bits, which approximate
+    scores can spare, give way to the candidate's position: so one comparison decides who is first and, among equals,
+    who is older. Each thread sorts its eight; then the best of all is K times the best of the lanes' first ones. With
+    NORMALISES the square of the length of what lies in `length_box` is found on the way, where nothing waits for it; it
+    is 0 if there is no key.
     """
     NB: tl.constexpr = P // 16
     LOWEST: tl.constexpr = -2147483648
@@ -171,9 +158,12 @@ def select_lanes(
     best = tl.full((NB, 32), LOWEST, tl.int32)
     slots = tl.full((NB, 32), -1, tl.int32)
     square = tl.zeros((NB, 32), tl.float32)
-    for start in range(0, used, 2 * P):
-        end = tl.minimum(used, start + 2 * P)
-        line = tl.full((NB, 32), LOWEST, tl.int32)
+    low = tl.full((NB, 32), LOWEST, tl.int32)
+    for start in range(0, used, 256):
+        end = tl.minimum(used, start + 256)
+        lines = ()
+        for _ in tl.static_range(8 // NB):
+            lines = lines + (low,)
         for first in range(start, end, P):
             if BY_PRODUCTS:
                 score = product(ahead, query, TYPE, P, MATH, BY_ROWS=True)
@@ -181,19 +171,42 @@ def select_lanes(
             else:
                 score = score_tile(keys, first, used, query, v, q_box, d, TERMS, P, MATH, DTYPE)
             slot = first + own
-            number = (sortable(score.to(tl.float32)) & ~511) | (479 - (slot - start))  # 511 less the position, from 32 on
-            is_own = (lane // 2 % 2 == (first - start) // P) & (slot < end)
-            line = tl.where(is_own, number, line)
-        c0, c1, c2, c3, c4, c5, c6, c7 = candidates(box + start // (2 * P) % 2 * BOX, line, MATH)
+            position = 32 + slot - start  # after those of the rounds before
+            number = (sortable(score.to(tl.float32)) & ~511) | (511 - position)
+            tile = (first - start) // P  # a key's two lanes keep those of two tiles
+            number = tl.where((lane // 2 % 2 == tile % 2) & (slot < end), number, low)
+            after = ()
+            for i in tl.static_range(8 // NB):
+                after = after + (tl.where((lane // 2 % 2 == tile % 2) & (tile // 2 == i), number, lines[i]),)
+            lines = after
+        c0, c1, c2, c3, c4, c5, c6, c7 = candidates(box + start // 256 % 2 * BOX, lines, MATH)
         if NORMALISES and (MATH != "plain"):
             square = square_of(length_box, P, MATH)
-        carried = tl.where(slots >= 0, best | (511 - lane), LOWEST)
-        found = tl.full((NB, 32), LOWEST, tl.int32)
+        c8 = low
+        if start > 0:  # the best of the rounds before take their places
+            carried = tl.where(slots >= 0, best | (511 - lane), LOWEST)
+            c0, carried = sorted_pair(c0, carried)
+            c1, carried = sorted_pair(c1, carried)
+            c2, carried = sorted_pair(c2, carried)
+            c3, carried = sorted_pair(c3, carried)
+            c4, carried = sorted_pair(c4, carried)
+            c5, carried = sorted_pair(c5, carried)
+            c6, carried = sorted_pair(c6, carried)
+            c7, c8 = sorted_pair(c7, carried)
+        found = low
         for i in tl.static_range(K):
-            highest = highest_of(tl.maximum(c0, carried), MATH)
+            highest = highest_of(c0, MATH)
             found = tl.where(lane == i, highest, found)
-            carried = tl.where(carried == highest, LOWEST, carried)
-            c0, c1, c2, c3, c4, c5, c6, c7 = without(highest, c0, c1, c2, c3, c4, c5, c6, c7)
+            taken = c0 == highest
+            c0 = tl.where(taken, c1, c0)
+            c1 = tl.where(taken, c2, c1)
+            c2 = tl.where(taken, c3, c2)
+            c3 = tl.where(taken, c4, c3)
+            c4 = tl.where(taken, c5, c4)
+            c5 = tl.where(taken, c6, c5)
+            c6 = tl.where(taken, c7, c6)
+            c7 = tl.where(taken, c8, c7)
+            c8 = tl.where(taken, low, c8)
         position = 511 - (found & 511)
         before = shuffled(slots, tl.minimum(position, 31), MATH)
         slots = tl.where(position < 32, before, start + position - 32)

@@ -227,15 +227,13 @@ def _holds(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = N
 
 @cache  # for as long as the compiled kernels, which are known by these constants
 def _forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bias: bool) -> Constants:
-    constants, few = held.constants(), held.k_top <= 32
-    fits = few and held.key_size == 128 and held.compute == torch.bfloat16
+    constants = held.constants()
     return Constants(
         constants
         | forward_constants(held.parts)
         | {
-            "KC": 32 if few else 64,
+            "KC": 32 if held.k_top <= 32 else 64,
             "PACKED": constants["RESIDENT"],
-            "BY_PRODUCTS": constants["RESIDENT"] and fits and held.parts.is_product,
             "HAS_LENGTHS": has_lengths,
             "HAS_BIAS": has_bias,
             "HAS_SCORER_BIAS": has_scorer_bias,
