@@ -211,7 +211,7 @@ def boxes(NB: tl.constexpr, MATH: tl.constexpr):
 
 @triton.jit
 def put_shared(at, x):
-    """Store 32 or 16 bits a thread."""
+    """Store 32 or 16 bits a thread. Several may store the same number in the same place, of which racecheck tells."""
     if x.dtype.primitive_bitwidth == 16:
         tl.inline_asm_elementwise(
             "{ st.shared.b16 [$1], $2; mov.u32 $0, 0; }",
@@ -406,7 +406,7 @@ def product(
 
 @triton.jit
 def note(box, x, at, P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr):
-    """Put a vector, of which lanes have the entries `at`, into a box, to `recall` after a barrier with what this gives."""
+    """Put a vector, of which lanes have the entries `at`, in a box; `recall` takes what this gives, after a barrier."""
     if MATH == "plain":
         return vector_of(x, at, P)
     elif TYPE == tl.bfloat16:

@@ -1,12 +1,15 @@
 """Kernels for small hidden sizes: one program takes one row of the batch through all the steps.
 
-A program keeps the recurrent weights in its registers, as left operands of matrix products whose right operand is the
-hidden state, eight times beside itself: tensor cores multiply by no less. The products are batched, 16 units a batch
-and a batch a warp, so a vector over units is laid out as [units / 16, 16] and each warp owns its rows of it. What is
-small and needed by all, like the list of the selected, each warp has for itself: `[units / 16, ...]` again, equal in
-each row. Nothing is exchanged between programs, so a step costs neither a launch nor a wait for the rest of the chip.
+Weights are left operands of matrix products whose right operand is a vector, eight times beside itself: tensor cores
+multiply by no less. Each warp has 16 units. What is small and needed by all, like the list of the selected, each warp
+has for itself. Nothing is exchanged between programs, so a step costs neither a launch nor a wait for the rest of the
+chip.
 
-Weights that do not fit (`RESIDENT` false) are read anew each step and multiplied without tensor cores.
+There are two pairs of kernels. In `lanes_forward` and `lanes_backward` a tensor has a number for each thread; they take
+keys that are vectors and rounded factors, as the default has them (`Held.in_lanes`). In `small_forward` and
+`small_backward`, for all else, the compiler lays out vectors over units, as [units / 16, 16], and lists, as
+[units / 16, ...]; weights that do not fit into registers (`RESIDENT` false) are read anew each step and multiplied
+without tensor cores.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ LARGEST_SHARED = 160 << 10
 LARGEST_IN_LANES = 32
 """The largest k_top of the kernels in which a thread has a place of its list."""
 MOST_REGISTERS = 128
-"""Of a thread, for weights; of the others it reads what it needs from the cache."""
+"""Of a thread, for weights; the others lie in shared memory."""
 DOUBLE_IN_LANES = INTERPRETED
 """Whether those kernels take float64, which they do in the interpreter alone."""
 
