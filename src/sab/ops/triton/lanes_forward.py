@@ -182,7 +182,7 @@ def lanes_forward_kernel(
         else:
             scores, chosen, square = select_lanes(
                 own_keys, ahead, used, asked, v, box + 2 * BOX, box + 3 * BOX, box + 6 * BOX,
-                K, d, TERMS, BY_PRODUCTS, NORMALISES, P, TYPE, MATH, DTYPE,
+                K, d, TERMS, HAS_V and not NORMALISES, BY_PRODUCTS, NORMALISES, P, TYPE, MATH, DTYPE,
             )  # fmt: skip
 
         # What was selected comes while its weights are computed.

@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from sab.ops.triton.access import get
 from sab.ops.triton.functions import from_sortable, sortable
 from sab.ops.triton.lanes import (
     BOX,
@@ -59,7 +60,7 @@ def load_tile(keys, first, used, P: tl.constexpr, MATH: tl.constexpr):
 @triton.jit
 def score_tile(
     keys, first, used, query, v, box,
-    d: tl.constexpr, TERMS: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+    d: tl.constexpr, TERMS: tl.constexpr, HAS_V: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """The scores of P keys from slot `first` on, by `unit_of`, for a query in a box, in float32.
 
@@ -84,10 +85,12 @@ def score_tile(
             for c in tl.static_range(P // 16):
                 column = c // 2 * 32 + c % 2 * 4 + lane % 4 * 8
                 key = get_four(keys + own * d, column, own < used, d, DTYPE, MATH)
-                v_four = get_four(v, column, own >= 0, d, DTYPE, MATH)
                 q_four = get_shared(box + column * 4, 1, 16)
                 for i in tl.static_range(4):
-                    term = TERMS(key[i], q_four[i].to(tl.float32, bitcast=True), v_four[i], TERM_MATH)
+                    v_entry = score
+                    if HAS_V:  # a parameter may lie anywhere, not only where four numbers can be loaded at once
+                        v_entry = get(v + column + i, column + i < d, "", MATH).to(DTYPE)
+                    term = TERMS(key[i], q_four[i].to(tl.float32, bitcast=True), v_entry, TERM_MATH)
                     if d < P:  # of zeros a scorer may make anything
                         term = tl.where(column + i < d, term, 0.0)
                     score += term
@@ -140,8 +143,8 @@ def square_of(box, P: tl.constexpr, MATH: tl.constexpr):
 @triton.jit
 def select_lanes(
     keys, ahead, used, query, v, q_box, length_box, box,
-    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, BY_PRODUCTS: tl.constexpr, NORMALISES: tl.constexpr,
-    P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
+    K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, HAS_V: tl.constexpr, BY_PRODUCTS: tl.constexpr,
+    NORMALISES: tl.constexpr, P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """The K best of the first `used` keys, highest first: scores and slots by place, of each warp for itself.
 
@@ -169,7 +172,7 @@ def select_lanes(
                 score = product(ahead, query, TYPE, P, MATH, BY_ROWS=True)
                 ahead = load_tile(keys, first + P, used, P, MATH)
             else:
-                score = score_tile(keys, first, used, query, v, q_box, d, TERMS, P, MATH, DTYPE)
+                score = score_tile(keys, first, used, query, v, q_box, d, TERMS, HAS_V, P, MATH, DTYPE)
             slot = first + own
             position = 32 + slot - start  # after those of the rounds before
             number = (sortable(score.to(tl.float32)) & ~511) | (511 - position)
