@@ -15,34 +15,25 @@ import sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from sab.config import SABConfig
-from sab.ops.plan import Plan
 from sab.ops.triton import functions, small
-from sab.ops.triton.small_backward import backward_kernel
-from sab.ops.triton.small_forward import forward_kernel
 
 cell, scorer, weighting, incorporate, n, k_top, dtype, tf32 = eval(sys.argv[1])
 config = SABConfig(k_top, 2, 3, scorer, weighting, "sparse", incorporate)
 key_size = 1 if scorer in ("affine", "affine_tanh") else n
 half = {torch.float32: "fp16", torch.bfloat16: "bf16"}[dtype]
-parts = functions.parts_of(cell, config)
-constants = small.constants_of(parts, k_top, n, key_size, dtype, tf32)
-by_products = scorer in ("dot", "cosine") and n == 128 and dtype == torch.bfloat16
+held = small.Held(functions.parts_of(cell, config), k_top, n, key_size, dtype, tf32)
+constants = held.constants()
 assert constants["RESIDENT"] == (tf32 or dtype == torch.bfloat16)
+assert held.in_lanes == (constants["RESIDENT"] and key_size > 1 and 0 < k_top <= 32)
 of_compute = "bf16" if dtype == torch.bfloat16 else "fp32"
-for kernel, more in (
-    (
-        forward_kernel,
-        functions.forward_constants(parts)
-        | {"KC": 32, "PACKED": constants["RESIDENT"], "BY_PRODUCTS": by_products}
-        | {"HAS_BIAS": True, "HAS_SCORER_BIAS": scorer != "dot"},
-    ),
-    (
-        backward_kernel,
-        functions.backward_constants(parts)
-        | {"HAS_DCELLS": True, "HAS_DSUMMARY": True, "HAS_DWEIGHTS": True, "HELD": 3},
-    ),
-):
-    values = {**constants, **more, "HAS_LENGTHS": True}
+options = ((True, True, scorer != "dot"), (True,) * 4)
+if held.in_lanes:
+    kernels = small.lanes_forward_kernel, small.lanes_backward_kernel
+    launches = small._lanes_forward_launch, small._lanes_backward_launch
+else:
+    kernels, launches = (small.forward_kernel, small.backward_kernel), (small._forward_launch, small._backward_launch)
+for kernel, constants_of, given in zip(kernels, launches, options):
+    values = dict(constants_of(held, *given).values)
     warps = values.pop("num_warps")
     types = {}
     for name in kernel.arg_names:
@@ -52,22 +43,25 @@ for kernel, more in (
             types[name] = "i32"
         elif name == "w_held":
             types[name] = "*i16" if constants["RESIDENT"] else "*" + of_compute
-        elif name == "w_all":
+        elif name in ("w_all", "w"):
             types[name] = "*" + (half if constants["RESIDENT"] else of_compute)
         elif name in ("gates", "keys", "hidden_new", "dgates", "dhidden", "dquery"):
             types[name] = "*" + of_compute
         else:
-            types[name] = {"lengths": "*i64", "selected": "*i32", "turn_rates": "*i32"}.get(name, "*fp32")
+            whole = ("selected", "turn_rates", "threads")
+            types[name] = "*i64" if name == "lengths" else "*i32" if name in whole else "*fp32"
     source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=values)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
     if constants["RESIDENT"]:
         assert "mma.sync" in compiled.asm["ptx"]
-    by_hand = [line for line in compiled.asm["ttgir"].splitlines() if 'inline_asm "{ .reg .f32 a, b;' in line]
-    if kernel is forward_kernel and by_products:  # which thread has what matters to these products
-        layout = by_hand[0].rsplit("tensor<8x32xf32, ", 1)[1].split(">")[0]
-        (defined,) = [line for line in compiled.asm["ttgir"].splitlines() if line.startswith(layout + " =")]
-        assert "sizePerThread = [1, 1], threadsPerWarp = [1, 32], warpsPerCTA = [8, 1]" in defined
+    if held.in_lanes:  # which thread has what matters, and shared memory is not the compiler's
+        ttgir = compiled.asm["ttgir"]
+        (layout,) = [line for line in ttgir.splitlines() if "#ttg.blocked<{sizePerThread = [1, 1]" in line]
+        assert f"threadsPerWarp = [1, 32], warpsPerCTA = [{warps}, 1]" in layout
+        assert "convert_layout" not in ttgir
+        assert ttgir.count(".b8 boxes") == 1
+        assert compiled.metadata.shared == (131072 if values["SHELVED"] > 0 else 0)
 """
 
 
@@ -75,6 +69,9 @@ for kernel, more in (
     "options",
     [
         ("lstm", "cosine", "softmax", "gate", 128, 10, "float32", True),
+        ("lstm", "cosine", "softmax", "gate", 128, 10, "bfloat16", False),
+        ("lstm", "cosine", "softmax_sink", "gate", 32, 32, "bfloat16", False),
+        ("lstm", "dot", "softmax", "gate", 64, 40, "bfloat16", False),
         ("gru", "cosine", "softmax", "gate", 128, 10, "bfloat16", False),
         ("rnn_tanh", "cosine", "softmax", "gate", 64, 10, "float32", False),
         ("lstm", "mlp", "softmax", "add", 128, 10, "float32", True),

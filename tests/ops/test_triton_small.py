@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.ops.cases import DOUBLE, make_layer, randn, randomize, run, weighted_sum
 
 pytest.importorskip("triton")
-from sab.ops.triton import engine
+from sab.ops.triton import engine, small
 from sab.ops.triton.launch import INTERPRETED
 
 pytestmark = [
@@ -85,6 +85,16 @@ def test_equals_the_reference_with_every_gradient(
     compare(cell, n, steps, batch, ends, first, incorporate=incorporate, attention_size=d, **options)
 
 
+@pytest.mark.parametrize(("cell", "scorer"), [("lstm", "cosine"), ("gru", "mlp"), ("rnn_tanh", "dot")])
+def test_the_kernels_for_full_precision_equal_the_reference(
+    cell: str, scorer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not those that the interpreter takes for float64 otherwise."""
+    monkeypatch.setattr(small, "DOUBLE_IN_LANES", False)
+    options = {"k_top": 3, "k_att": 1, "k_trunc": 2, "scorer": scorer, "incorporate": "gate"}
+    compare(cell, 9, 4, 2, ends=True, first=2, **options)
+
+
 @pytest.mark.parametrize("scorer", ["dot", "affine"])
 @pytest.mark.parametrize("k_top", [9, 40])
 def test_more_slots_than_are_looked_at_at_once(scorer: str, k_top: int) -> None:
@@ -121,9 +131,9 @@ def test_tensor_cores_round_as_much_as_their_type(
         assert (got[name].to(DOUBLE) - tensor).norm() <= allowed * tensor.norm(), name
 
 
-@pytest.mark.parametrize("first", [0, 260])
-def test_packed_candidates_are_the_exact_ones_where_scores_differ(first: int) -> None:
-    options = {"k_top": 10, "k_att": 1, "k_trunc": 1, "scorer": "dot", "attention_size": 3}
+@pytest.mark.parametrize(("first", "k_top"), [(0, 10), (260, 10), (60, 40)])
+def test_packed_candidates_are_the_exact_ones_where_scores_differ(first: int, k_top: int) -> None:
+    options = {"k_top": k_top, "k_att": 1, "k_trunc": 1, "scorer": "dot", "attention_size": 3}
     theirs = randomize(make_layer("rnn_tanh", 2, 4, backend="reference", **options))
     ours = make_layer("rnn_tanh", 2, 4, backend="triton", dtype=torch.float32, **options)
     ours.load_state_dict(theirs.state_dict())

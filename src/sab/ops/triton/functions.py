@@ -23,6 +23,7 @@ from sab.parts.weightings import Weighting
 keeps = compiled(schedule.keeps)
 cuts = compiled(schedule.cuts)
 slots_at = compiled(schedule.slots_at)
+first_kept = compiled(schedule.first_kept)
 kept_row = compiled(schedule.kept_row)
 sortable = compiled(pointwise.sortable)
 from_sortable = compiled(pointwise.from_sortable)

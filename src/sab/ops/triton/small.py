@@ -1,16 +1,20 @@
 """Kernels for small hidden sizes: one program takes one row of the batch through all the steps.
 
-A program keeps the recurrent weights in its registers, as left operands of matrix products whose right operand is the
-hidden state, eight times beside itself: tensor cores multiply by no less. The products are batched, 16 units a batch
-and a batch a warp, so a vector over units is laid out as [units / 16, 16] and each warp owns its rows of it. What is
-small and needed by all, like the list of the selected, each warp has for itself: `[units / 16, ...]` again, equal in
-each row. Nothing is exchanged between programs, so a step costs neither a launch nor a wait for the rest of the chip.
+Weights are left operands of matrix products whose right operand is a vector, eight times beside itself: tensor cores
+multiply by no less. Each warp has 16 units. What is small and needed by all, like the list of the selected, each warp
+has for itself. Nothing is exchanged between programs, so a step costs neither a launch nor a wait for the rest of the
+chip.
 
-Weights that do not fit (`RESIDENT` false) are read anew each step and multiplied without tensor cores.
+There are two pairs of kernels. In `lanes_forward` and `lanes_backward` a tensor has a number for each thread; they take
+keys that are vectors and rounded factors, as the default has them (`Held.in_lanes`). In `small_forward` and
+`small_backward`, for all else, the compiler lays out vectors over units, as [units / 16, 16], and lists, as
+[units / 16, ...]; weights that do not fit into registers (`RESIDENT` false) are read anew each step and multiplied
+without tensor cores.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +27,8 @@ from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work
 from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, contiguous
 from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
+from sab.ops.triton.lanes_backward import lanes_backward_kernel
+from sab.ops.triton.lanes_forward import lanes_forward_kernel
 from sab.ops.triton.launch import INTERPRETED, Constants, launch
 from sab.ops.triton.small_backward import backward_kernel
 from sab.ops.triton.small_forward import forward_kernel
@@ -31,11 +37,20 @@ LARGEST_HELD = 128 << 10
 """Bytes of recurrent weights that the registers of a program hold."""
 LARGEST_SHARED = 160 << 10
 """Bytes of other weights that its shared memory holds."""
+LARGEST_IN_LANES = 32
+"""The largest k_top of the kernels in which a thread has a place of its list."""
+MOST_REGISTERS = 128
+"""Of a thread, for weights; the others lie in shared memory."""
+DOUBLE_IN_LANES = INTERPRETED
+"""Whether those kernels take float64, which they do in the interpreter alone."""
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     """The matrices one after another, in 16 bits where they are resident; None where W_hh alone will do as it is."""
-    constants = _holds(plan, parts_of(plan.cell, plan.config), compute).constants()
+    held = _holds(plan, parts_of(plan.cell, plan.config), compute)
+    constants = held.constants()
+    if held.in_lanes:
+        return _pack_lanes(plan, weights, constants["P"], _half_of(constants) if constants["RESIDENT"] else compute)
     matrices = [weights.w_hh]
     if plan.config.k_top > 0 and weights.w_memory is not None and weights.w_query is not None and not plan.is_affine:
         matrices += [weights.w_memory, weights.w_query]
@@ -43,11 +58,50 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
         matrices.append(weights.w_incorporate.reshape(-1, plan.n))
     dtype = compute
     if constants["RESIDENT"]:
-        dtype = torch.bfloat16 if constants["TYPE"] == tl.bfloat16 else torch.float16
+        dtype = _half_of(constants)
     flat = torch.cat(matrices) if len(matrices) > 1 else weights.w_hh
     if flat.dtype != dtype:
         flat = flat.to(dtype)
     return None if flat is weights.w_hh else flat
+
+
+def _half_of(constants: dict[str, Any]) -> torch.dtype:
+    """The type of resident weights."""
+    return torch.bfloat16 if constants["TYPE"] == tl.bfloat16 else torch.float16
+
+
+def _pack_lanes(plan: Plan, weights: Weights, padded: int, dtype: torch.dtype) -> Tensor:
+    """The matrices as `lanes.load_matrix` takes them, the most needed first: [matrices, P * P]."""
+    n, d, p = plan.n, plan.key_size, padded
+    assert weights.w_query is not None
+    assert weights.w_memory is not None
+    others: list[Tensor] = [weights.w_query.unsqueeze(0)]
+    if weights.w_incorporate is not None:
+        others += list(weights.w_incorporate.view(1, n, 2, n).unbind(2))[::-1]
+    others.append(weights.w_memory.unsqueeze(0))
+    gates = weights.w_hh.view(-1, n, n)
+    if n == p and d == p:
+        whole = torch.cat([gates, *others])
+    else:
+        whole = weights.w_hh.new_zeros((len(gates) + len(others), p, p))
+        whole[: len(gates), :n, :n] = gates
+        for place, matrix in enumerate(others, len(gates)):
+            whole[place, : matrix.shape[1], :n] = matrix[0]
+    return _laid_out(whole, dtype)
+
+
+def _laid_out(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Matrices [M, P, P] in the order in which threads load them as left operands of products."""
+    count, p, _ = matrices.shape
+    whole = matrices.view(count, p // 16, 2, 8, p // 32, 4, 2, 2, 2).permute(0, 1, 4, 6, 3, 5, 7, 2, 8)
+    return torch.empty(whole.shape, dtype=dtype, device=whole.device).copy_(whole).view(count, p * p)
+
+
+def _transposed(packed: Tensor) -> Tensor:
+    """Packed matrices, each transposed: both orders are of the bits of a row's and a column's number."""
+    count, p = len(packed), math.isqrt(packed.shape[1])
+    whole = packed.view(count, p // 32, 2, p // 32, *[2] * 9).permute(0, 3, 8, 1, 5, 4, 10, 12, 2, 11, 6, 9, 7)
+    return whole.contiguous().view(count, p * p)
 
 
 def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
@@ -55,10 +109,25 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     if plan.config.k_top > 0 and buffers.lengths is not None:
         blank(plan, buffers)
     parts = parts_of(plan.cell, plan.config)
-    held, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
     w = weights
     rates = turn_rates_of(plan, any_tensor.device)
+    held, w_held, w_all = _held(plan, parts, weights, buffers)
+    if held.in_lanes:
+        vectors = (w.b_hh, w.scorer_bias, w.v, w.b_incorporate, rates)
+        launch(
+            lanes_forward_kernel,
+            plan.batch,
+            [
+                w_all,
+                _threads(any_tensor.device),
+                *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
+                *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
+            ],
+            _sizes(plan),
+            _lanes_forward_launch(held, buffers.lengths is not None, w.b_hh is not None, w.scorer_bias is not None),
+        )
+        return
     vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate, rates)
     launch(
         forward_kernel,
@@ -82,6 +151,22 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     held, w_held, w_all = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
     given = [gradient is not None for gradient in (work.dcells, work.dsummary, work.dweights)]
+    if held.in_lanes:
+        vectors = (weights.v, turn_rates_of(plan, any_tensor.device))
+        launch(
+            lanes_backward_kernel,
+            plan.batch,
+            [
+                _transposed(w_all),
+                _threads(any_tensor.device),
+                *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
+                *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
+                *[any_tensor if gradient is None else gradient for gradient in work.common],
+            ],
+            [*_sizes(plan), plan.config.k_trunc or 0],
+            _lanes_backward_launch(held, buffers.lengths is not None, *given),
+        )
+        return
     vectors = (weights.w_memory, weights.w_query, weights.v, turn_rates_of(plan, any_tensor.device))
     launch(
         backward_kernel,
@@ -112,13 +197,21 @@ class Held(NamedTuple):
         """As the kernels have it."""
         return constants_of(*self)
 
+    @property
+    def in_lanes(self) -> bool:
+        """Whether the kernels in `lanes_forward` and `lanes_backward` take it."""
+        scorer = self.parts.scorer
+        if scorer is None or scorer.query_cancels or not 0 < self.k_top <= LARGEST_IN_LANES:
+            return False
+        return self.constants()["RESIDENT"] or (DOUBLE_IN_LANES and self.compute == torch.float64)
+
 
 def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[Held, Tensor, Tensor]:
     """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
+    compute = buffers.gates.dtype
     flat = buffers.packed
     if flat is None:
         flat = contiguous(weights.w_hh)
-    compute = buffers.gates.dtype
     is_half = flat.itemsize == 2  # in float32 with TF32 alone, and as it was when they were packed
     held = _holds(plan, parts, compute, tf32=True if is_half else None)
     if not is_half and held.constants()["RESIDENT"]:
@@ -137,15 +230,13 @@ def _holds(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = N
 
 @cache  # for as long as the compiled kernels, which are known by these constants
 def _forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bias: bool) -> Constants:
-    constants, few = held.constants(), held.k_top <= 32
-    fits = few and held.key_size == 128 and held.compute == torch.bfloat16
+    constants = held.constants()
     return Constants(
         constants
         | forward_constants(held.parts)
         | {
-            "KC": 32 if few else 64,
+            "KC": 32 if held.k_top <= 32 else 64,
             "PACKED": constants["RESIDENT"],
-            "BY_PRODUCTS": constants["RESIDENT"] and fits and held.parts.is_product,
             "HAS_LENGTHS": has_lengths,
             "HAS_BIAS": has_bias,
             "HAS_SCORER_BIAS": has_scorer_bias,
@@ -172,11 +263,73 @@ def _backward_launch(
     )
 
 
+@cache
+def _lanes_forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bias: bool) -> Constants:
+    constants = held.constants()
+    fits = held.key_size == constants["P"] and held.compute == torch.bfloat16
+    return _constants(
+        lanes_forward_kernel,
+        constants
+        | forward_constants(held.parts)
+        | {
+            **_places(held),
+            "BY_PRODUCTS": fits and held.parts.is_product,
+            "HAS_LENGTHS": has_lengths,
+            "HAS_BIAS": has_bias,
+            "HAS_SCORER_BIAS": has_scorer_bias,
+        },
+    )
+
+
+@cache
+def _lanes_backward_launch(
+    held: Held, has_lengths: bool, has_dcells: bool, has_dsummary: bool, has_dweights: bool
+) -> Constants:
+    return _constants(
+        lanes_backward_kernel,
+        held.constants()
+        | backward_constants(held.parts)
+        | {
+            **_places(held),
+            "HAS_LENGTHS": has_lengths,
+            "HAS_DCELLS": has_dcells,
+            "HAS_DSUMMARY": has_dsummary,
+            "HAS_DWEIGHTS": has_dweights,
+        },
+    )
+
+
+def _constants(kernel: Any, values: dict[str, Any]) -> Constants:
+    """Those that a kernel has as parameters, and the number of warps."""
+    return Constants({name: value for name, value in values.items() if name in (*kernel.arg_names, "num_warps")})
+
+
+def _places(held: Held) -> dict[str, int]:
+    """How many of the packed matrices a program keeps in registers, the first ones, and how many in shared memory."""
+    cell, _, _, incorporation = held.parts
+    count = cell.gates + 2 + 2 * (incorporation is not None and incorporation.has_weights)
+    in_registers = count if INTERPRETED else min(count, MOST_REGISTERS * 4 // held.constants()["P"])
+    return {"HELD": in_registers, "SHELVED": count - in_registers}
+
+
+_thread_numbers: dict[torch.device, Tensor] = {}
+
+
+def _threads(device: torch.device) -> Tensor:
+    """The numbers of a program's threads, by device."""
+    if device not in _thread_numbers:
+        numbers = torch.arange(256, dtype=torch.int32, device=device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return numbers  # memory of the graph that is captured
+        _thread_numbers[device] = numbers
+    return _thread_numbers[device]
+
+
 @lru_cache(maxsize=256)
 def constants_of(parts: Parts, k_top: int, n: int, key_size: int, compute: torch.dtype, tf32: bool) -> dict[str, Any]:
     """What both kernels are compiled for besides the parts; neither the batch nor the length is among it."""
     d = max(key_size, 1)
-    padded = max(16, triton.next_power_of_2(max(n, d)))
+    padded = max(32, triton.next_power_of_2(max(n, d)))
     has_keys = parts.scorer is not None and not parts.scorer.query_cancels
     is_mapped = parts.incorporation is not None and parts.incorporation.has_weights
     others = 2 * has_keys + 2 * is_mapped

@@ -18,15 +18,7 @@ from sab.ops.triton.small_parts import (
     streamed,
     turned,
 )
-from sab.ops.triton.small_select import (
-    fragments,
-    insert,
-    load_fragments,
-    load_keys,
-    select,
-    select_by_products,
-    select_exactly,
-)
+from sab.ops.triton.small_select import insert, load_keys, select, select_exactly
 
 
 @triton.jit
@@ -63,7 +55,7 @@ def forward_kernel(
     MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
     INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
-    P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr, BY_PRODUCTS: tl.constexpr,
+    P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCORER_BIAS: tl.constexpr, HAS_V: tl.constexpr,
 ):  # fmt: skip
@@ -149,9 +141,7 @@ def forward_kernel(
         if (K > 0) and (not NUMBERS):
             used = slots_at(seen + t, seen, first_slots, k_att)
             own_keys = keys + row * slots * d
-            if BY_PRODUCTS:
-                ahead = load_fragments(own_keys, 0, used, NB, MATH)
-            elif PACKED:
+            if PACKED:
                 ahead = load_keys(own_keys, 0, used, d, P)
 
         # Cell.
@@ -193,10 +183,7 @@ def forward_kernel(
                     tl.store(query_scale + norms_t, inverse)
                     q = turned(q * v_vector * (inverse / SCALE), cosine, sine)
                 q_column = q.reshape(P)
-                if BY_PRODUCTS:
-                    factor = fragments(q_column, NB, MATH)
-                    scores, chosen = select_by_products(own_keys, ahead, used, factor, place, K, MATH)
-                elif PACKED:
+                if PACKED:
                     scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, TERMS, MATH)
                 else:
                     scores, chosen = select_exactly(own_keys, used, q_column, v_column, place, K, d, TERMS, MATH, DTYPE)
