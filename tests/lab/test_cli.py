@@ -177,8 +177,8 @@ def test_eval_of_a_text_is_in_two_ways(characters: Path, capsys: Capture, tiny_d
     assert list(numbers(capsys)) == ["bits_per_character"]
     assert mistake(capsys, "eval", characters, "--streams", "0").startswith("--streams must be a whole number")
     assert mistake(capsys, "eval", characters, "--streams", "10000").startswith("--streams must be at most ")
-    told = mistake(capsys, "eval", characters, "--memory", "2", "--batches", "1")
-    assert told == "--memory must not be given together with --batches; got both."
+    told = mistake(capsys, "eval", characters, "--max-memory", "2", "--batches", "1")
+    assert told == "--max-memory must not be given together with --batches; got both."
 
 
 def test_a_prefix_is_labelled_wherever_a_figure_comes_from_it(capsys: Capture, tiny_data: Path) -> None:

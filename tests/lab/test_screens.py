@@ -35,7 +35,7 @@ COMMANDS = {
     "data": ["data", "list", "--data-dir", "nowhere"],
     "info": ["info", str(HERE / "training" / "older_run")],
     "mistake": ["train", "nosuch"],
-    "mistake-of-a-command": ["eval", "nowhere", "--memory", "2", "--batches", "1"],
+    "mistake-of-a-command": ["eval", "nowhere", "--max-memory", "2", "--batches", "1"],
 }
 
 

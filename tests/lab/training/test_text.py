@@ -62,7 +62,7 @@ def test_the_state_is_carried_from_a_places_start_to_the_next_ones(scorer: str, 
     edges = [place * steps for place in range(streams)] + [303]
     expected = torch.cat([bits(model, text[a : b + 1]) for a, b in pairwise(edges)])
     assert len(expected) == 303
-    found = carried_bits(model, SHORT, TRAINING, text, streams, memory=10_000)
+    found = carried_bits(model, SHORT, TRAINING, text, streams, max_memory=10_000)
     assert found == pytest.approx(expected.mean().item(), rel=1e-10)
 
 
@@ -90,7 +90,7 @@ def test_a_model_with_a_bound_carries_its_own_memory(forget: str) -> None:
     model, text = build(max_memory=15, forget=forget), SHORT.characters("valid")[:102]  # a sequence has 10
     found = carried_bits(model, SHORT, TRAINING, text, 1)
     assert found == pytest.approx(bits(model, text).mean().item(), rel=1e-10)
-    assert found != pytest.approx(carried_bits(model, SHORT, TRAINING, text, 1, memory=2), rel=1e-10)
+    assert found != pytest.approx(carried_bits(model, SHORT, TRAINING, text, 1, max_memory=2), rel=1e-10)
 
 
 def test_the_full_evaluation_has_both_ways_for_texts_alone() -> None:
@@ -187,7 +187,7 @@ def test_a_sample_depends_on_its_seed_alone_and_goes_on_from_its_prompt() -> Non
 def test_the_likeliest_text_is_the_one_of_the_model_in_one_piece() -> None:
     for scorer in ("mlp", "affine"):
         model = build(scorer=scorer)
-        text = "".join(sample(model, SHORT, TRAINING, "the cat", 30, temperature=0, memory=100))
+        text = "".join(sample(model, SHORT, TRAINING, "the cat", 30, temperature=0, max_memory=100))
         whole = SHORT.encode("the cat" + text, "prompt").long()
         with torch.no_grad():
             outputs, _ = model(whole[:-1].unsqueeze(1))
@@ -211,7 +211,7 @@ def test_a_sample_needs_no_more_memory_for_more_text(scorer: str, monkeypatch: p
     monkeypatch.setattr(SABState, "recent", watched)
     assert len(list(sample(model, SHORT, TRAINING, length=100))) == 100
     assert kept[-1] == 10, "as many as a sequence of 20 has"
-    assert len(list(sample(model, SHORT, TRAINING, length=100, memory=4))) == 100
+    assert len(list(sample(model, SHORT, TRAINING, length=100, max_memory=4))) == 100
     assert kept[-1] == 4
 
 

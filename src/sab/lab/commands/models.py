@@ -25,7 +25,7 @@ def evaluate_run(
     batches: int | None = None,
     length: int | None = None,
     streams: int | None = None,
-    memory: int | None = None,
+    max_memory: int | None = None,
     data_dir: Path | None = None,
     device: Device = "auto",
 ) -> int:
@@ -38,11 +38,11 @@ def evaluate_run(
         length: Length of the task's sequences; None means the one trained on.
         streams: At how many places side by side a text is read with the state carried through; None means as many as
             a batch has sequences, and 1 reads it from its first character to its last.
-        memory: How many of the latest microstates are carried on with it; None means as many as in training.
+        max_memory: How many of the latest microstates are carried on with it; None means as many as in training.
         data_dir: Folder of the data sets; None means SAB_DATA or the user's cache.
         device: Where to evaluate; auto takes CUDA where there is one.
     """
-    for option, given in {"streams": streams, "memory": memory}.items():
+    for option, given in {"streams": streams, "max_memory": max_memory}.items():
         if given is not None and batches is not None:
             raise UserValueError(f"{option} must not be given together with --batches; got both.", option)
     opened = Run.open(run)
@@ -59,7 +59,7 @@ def evaluate_run(
         task = replace(task, data_dir=data_dir)
     model, best_at = load_kept(opened, resolve_device(device))
     if batches is None:
-        found = evaluate_fully(model, task, opened.config.training, split, streams, memory)
+        found = evaluate_fully(model, task, opened.config.training, split, streams, max_memory)
     else:
         found = evaluate(model, task, opened.config.training, split, batches)
     for metric, value in found.items():
@@ -81,7 +81,7 @@ def sample(
     length: int = 400,
     temperature: float = 0.8,
     seed: int = 0,
-    memory: int | None = None,
+    max_memory: int | None = None,
     device: Device = "auto",
 ) -> int:
     """Let a character model go on with a text.
@@ -94,7 +94,7 @@ def sample(
         length: How many characters to make up.
         temperature: Below 1 the likely characters become likelier still; 0 takes the likeliest each time.
         seed: What the choice among them depends on.
-        memory: How many of the latest microstates are kept; None means as many as in training.
+        max_memory: How many of the latest microstates are kept; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.lab.training import text
@@ -102,7 +102,7 @@ def sample(
     opened = Run.open(run)
     task = text.character_task(opened.config.task)
     model = load_model(opened, resolve_device(device))
-    made = text.sample(model, task, opened.config.training, prompt, length, temperature, seed, memory)
+    made = text.sample(model, task, opened.config.training, prompt, length, temperature, seed, max_memory)
     print(prompt or "", end="", flush=True)
     for character in made:
         print(character, end="", flush=True)
@@ -114,7 +114,7 @@ def score(
     run: RunFolder,
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
     skip_unknown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    memory: int | None = None,
+    max_memory: int | None = None,
     device: Device = "auto",
 ) -> int:
     """Tell how well a character model knows a text of yours, in bits per character.
@@ -125,7 +125,7 @@ def score(
         run: Folder of a run on ptb or text8.
         file: The text, in UTF-8; .gz and .xz are unpacked.
         skip_unknown: Leave out the characters that the model does not know, instead of stopping at the first.
-        memory: How many of the latest microstates are carried on; None means as many as in training.
+        max_memory: How many of the latest microstates are carried on; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
     from sab.lab.training import text
@@ -135,6 +135,6 @@ def score(
     given = text.read_text(file, task)
     model, best_at = load_kept(opened, resolve_device(device))
     label = _label(task, best_at)
-    for what, value in text.score(model, task, opened.config.training, given, skip_unknown, memory).items():
+    for what, value in text.score(model, task, opened.config.training, given, skip_unknown, max_memory).items():
         print(f"{what} {value:.6g}{label}" if isinstance(value, float) else f"{what} {value}")
     return DONE

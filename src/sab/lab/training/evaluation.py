@@ -62,11 +62,11 @@ def evaluate_fully(
     config: TrainConfig,
     split: Split = "test",
     streams: int | None = None,
-    memory: int | None = None,
+    max_memory: int | None = None,
 ) -> dict[str, float]:
     """The metrics of `evaluate`, over the whole split where it is finite; for a text also `carried_bits`, where the
     model can stream."""
-    for option, value in (("streams", streams), ("memory", memory)):
+    for option, value in (("streams", streams), ("max_memory", max_memory)):
         if value is not None and not isinstance(task, CharacterTask):
             raise UserValueError(
                 f"{option} must be None for task {task.name}, which is no text; got {value!r}.", option
@@ -75,7 +75,7 @@ def evaluate_fully(
     if isinstance(task, CharacterTask) and model.can_stream:
         characters = task.characters(split)
         count = min(config.batch_size, len(characters) - 1) if streams is None else streams
-        bits = carried_bits(model, task, config, characters, count, memory)
+        bits = carried_bits(model, task, config, characters, count, max_memory)
         found["bits_per_character_carried"] = distributed.from_first(bits)
     return found
 
@@ -86,7 +86,7 @@ def carried_bits(
     config: TrainConfig,
     characters: Tensor,
     streams: int,
-    memory: int | None = None,
+    max_memory: int | None = None,
 ) -> float:
     """Bits per character of a text, [N], with state and macrostate carried through from one sequence to the next.
 
@@ -95,7 +95,7 @@ def carried_bits(
     microstates.
     """
     check_int("streams", streams, 1)
-    check_int("memory", memory, 0, optional=True)
+    check_int("max_memory", max_memory, 0, optional=True)
     said = len(characters) - 1
     if streams > said:
         raise UserValueError(
@@ -104,24 +104,24 @@ def carried_bits(
     edge = said // streams * streams
     seen, to_say = (text[:edge].view(streams, -1).t() for text in (characters, characters[1:]))
     with _evaluating(model):
-        found, state = _read_on(model, task, config, seen, to_say, model.first_state(), memory)
+        found, state = _read_on(model, task, config, seen, to_say, model.first_state(), max_memory)
         if edge < said:  # the last stream continues to the end
             state = state.select([streams - 1])
             rest = characters[edge:].unsqueeze(1)
-            found += _read_on(model, task, config, rest[:-1], rest[1:], state, memory)[0]
+            found += _read_on(model, task, config, rest[:-1], rest[1:], state, max_memory)[0]
     return sum(size * bits.item() for size, bits in found) / said
 
 
-def remember(model: SequenceModel, task: CharacterTask, state: State, memory: int | None) -> Any:
-    """The state with its latest `memory` microstates or, if None, as many as the model had in training.
+def remember(model: SequenceModel, task: CharacterTask, state: State, max_memory: int | None) -> Any:
+    """The state with its latest `max_memory` microstates or, if None, as many as the model had in training.
 
     A model with `max_memory` had at most as many as its state has. Another one had as many as a sequence has: among far
     more microstates some would score higher than any did there.
     """
-    if memory is None and not model.is_rival and model.config.layer_config().forgets:
+    if max_memory is None and not model.is_rival and model.config.layer_config().forgets:
         return state
     k_att = 1 if model.is_rival else model.config.memory.k_att
-    return state.recent(task.steps // k_att if memory is None else memory)
+    return state.recent(task.steps // k_att if max_memory is None else max_memory)
 
 
 def _read_on(
@@ -131,7 +131,7 @@ def _read_on(
     inputs: Tensor,
     targets: Tensor,
     state: State | None,
-    memory: int | None,
+    max_memory: int | None,
 ) -> tuple[list[tuple[int, Tensor]], State]:
     """The size and the bits per character of each piece of parallel texts, and the final state."""
     device = next(model.parameters()).device
@@ -140,7 +140,7 @@ def _read_on(
     for start in range(0, len(inputs), piece):
         seen, said = (text[start : start + piece].to(device).long() for text in (inputs, targets))
         outputs, end = predict_on(model, seen, state, config)
-        state = remember(model, task, end, memory)
+        state = remember(model, task, end, max_memory)
         found.append((said.numel(), task.metrics(outputs, said)["bits_per_character"]))
     assert state is not None  # there is at least one character
     return found, state

@@ -34,20 +34,20 @@ def sample(
     length: int = 400,
     temperature: float = 1.0,
     seed: int = 0,
-    memory: int | None = None,
+    max_memory: int | None = None,
 ) -> Iterator[str]:
     """Samples characters after a prompt, one by one.
 
-    Each takes one step from the state before it, which holds the latest `memory` microstates or, if None, as many as in
-    training: time and memory do not grow with the text. A `temperature` of 0 takes the likeliest one.
+    Each takes one step from the state before it, which holds the latest `max_memory` microstates or, if None, as many
+    as in training: time and memory do not grow with the text. A `temperature` of 0 takes the likeliest one.
     """
     task = character_task(task)
     check_int("length", length, 1)
-    check_int("memory", memory, 0, optional=True)
+    check_int("max_memory", max_memory, 0, optional=True)
     temperature = check_float("temperature", temperature, minimum=0)
     generator = torch.Generator().manual_seed(check_int("seed", seed, 0))
     given = task.encode(prompt or task.start, "prompt")
-    return _sampled(model, task, config, given, length, temperature, generator, memory)
+    return _sampled(model, task, config, given, length, temperature, generator, max_memory)
 
 
 def _sampled(
@@ -58,7 +58,7 @@ def _sampled(
     length: int,
     temperature: float,
     generator: torch.Generator,
-    memory: int | None,
+    max_memory: int | None,
 ) -> Iterator[str]:
     device = next(model.parameters()).device
     model.eval()
@@ -66,7 +66,7 @@ def _sampled(
     for _ in range(length):
         with torch.no_grad():  # not around the loop: the caller's code runs between two characters
             outputs, state = predict_on(model, given.long().to(device).unsqueeze(1), state, config)
-            state = remember(model, task, state, memory)
+            state = remember(model, task, state, max_memory)
             scores = outputs[-1, 0].double().cpu()
             if temperature == 0:
                 given = scores.argmax().unsqueeze(0)
@@ -95,7 +95,7 @@ def score(
     config: TrainConfig,
     text: str,
     skip_unknown: bool = False,
-    memory: int | None = None,
+    max_memory: int | None = None,
 ) -> dict[str, float]:
     """Bits per character of a text: with a fresh state for each sequence, as trained, and with the state carried
     through all of it, as in `carried_bits`; and how many characters were predicted: all but the first."""
@@ -106,7 +106,7 @@ def score(
     device = next(model.parameters()).device
     return {
         **mean_metrics(model, task, config, task.sequences(characters.to(device), config.batch_size)),
-        "bits_per_character_carried": carried_bits(model, task, config, characters, 1, memory),
+        "bits_per_character_carried": carried_bits(model, task, config, characters, 1, max_memory),
         "characters": len(characters) - 1,
         "skipped": len(text) - len(characters),
     }
