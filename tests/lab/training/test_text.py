@@ -104,7 +104,7 @@ def test_the_full_evaluation_has_both_ways_for_texts_alone() -> None:
     assert list(evaluate_fully(build(task), task, TRAINING)) == ["accuracy", "cross_entropy"]
 
 
-@pytest.mark.parametrize("option", ["streams", "memory"])
+@pytest.mark.parametrize("option", ["streams", "max_memory"])
 def test_what_is_about_texts_alone_is_refused_elsewhere(option: str) -> None:
     task = Copying(length=2)
     with pytest.raises(UserError, match=f"^{option} must be None for task copying, which is no text; got 3"):
