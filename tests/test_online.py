@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -425,6 +426,40 @@ def test_a_file_that_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: P
     with pytest.raises(UserError, match="No such file or directory"):
         learner.save(tmp_path / "none" / "learner.pt")
     assert learner.seen == 10
+
+
+def test_what_is_saved_can_be_loaded(tmp_path: Path) -> None:
+    x, y = sequence(12)
+    learner, path = _learner(), tmp_path / "learner.pt"
+    learner.optimizer.param_groups[0]["lr"] = numpy.float64(1e-3)  # as numpy.logspace gives it
+    learner.step(x[:8], y[:8])
+    learner.save(path)
+    resumed = _learner()
+    resumed.load(path)
+    _assert_same([learner.step(x[8:], y[8:])], [resumed.step(x[8:], y[8:])])
+    before = path.read_bytes()
+    learner.optimizer.param_groups[0]["note"] = object()
+    with pytest.raises(UserError, match=r"^the optimizer's options and y must be numbers, text and tensors in plain"):
+        learner.save(path)
+    assert path.read_bytes() == before
+    for wrong in (3, None, io.BytesIO()):
+        with pytest.raises(UserError, match=r"^path must be a str or a pathlib.Path; got"):
+            learner.save(wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_state_from_before_an_option_existed_is_loaded() -> None:
+    x, y = sequence(12)
+    learner, resumed = _learner(), _learner()
+    learner.step(x[:8], y[:8])
+    state = learner.state_dict()
+    for newer in ("memory", "block_size", "blocks"):
+        del state["made_by"][newer]
+    assert not {"backend", "recompute", "offload"} & state["made_by"].keys(), "these are free"
+    resumed.load_state_dict(state)
+    _assert_same([learner.step(x[8:], y[8:])], [resumed.step(x[8:], y[8:])])
+    state["made_by"]["memory"] = "hierarchical"
+    with pytest.raises(UserError, match="with the same memory, 'flat'; got 'hierarchical'"):
+        resumed.load_state_dict(state)
 
 
 def _learner(optimizer: Any = torch.optim.Adam, cell: str = "lstm", **options: Any) -> Learner:

@@ -166,6 +166,32 @@ def test_a_stream_that_is_dropped_is_freed_at_once() -> None:
 
 
 @needs_faiss
+def test_a_layer_that_changes_under_a_stream_is_refused() -> None:
+    layer, x = _layer(), _x()
+    stream = _stream(layer)
+    stream.step(x[:200])
+    layer.double()
+    with pytest.raises(UserError, match=r"^layer must stay as it was when the stream began, torch.float32 on the CPU"):
+        stream.step(x[200:201])
+    layer.float()
+    torch.testing.assert_close(stream.step(x[200:]), _exact(layer, x)[0][200:])
+
+
+@needs_faiss
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"train_after": 100}, "train_after must be at least 1024, the number of lists of 'IVF1024,Flat'; got 100"),
+        ({"parameters": "nprobe=0"}, "parameters must set nprobe to at least 1; got 'nprobe=0'"),
+        ({"index": "IDMap,Flat", "parameters": ""}, "index must be one that numbers its entries itself; got 'IDMap,"),
+    ],
+)
+def test_what_faiss_would_refuse_later_is_refused_at_once(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        sab.search.IndexedStream(_layer(), **options)
+
+
+@needs_faiss
 def test_an_error_inside_a_search_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = _layer(), _x()
     stream = _stream(layer)

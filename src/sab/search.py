@@ -114,7 +114,22 @@ class IndexedStream:
                 f"'efSearch=256' of 'HNSW32'; got {parameters!r}.",
                 "parameters",
             ) from None
+        self._check_index(made, index, parameters)
         return made
+
+    def _check_index(self, made: Any, index: str, parameters: str) -> None:
+        """Refuse at once what faiss would only refuse when it is trained, added to or searched."""
+        lists = self._faiss.try_extract_index_ivf(made)
+        if lists is not None and lists.nprobe < 1:
+            raise UserValueError(f"parameters must set nprobe to at least 1; got {parameters!r}.", "parameters")
+        if lists is not None and self._train_after < lists.nlist:
+            raise UserValueError(
+                f"train_after must be at least {lists.nlist}, the number of lists of {index!r}; got "
+                f"{self._train_after}.",
+                "train_after",
+            )
+        if "IDMap" in type(made).__name__:
+            raise UserValueError(f"index must be one that numbers its entries itself; got {index!r}.", "index")
 
     def _stepper(self) -> Stepper:
         """The layer's native step."""
@@ -145,6 +160,11 @@ class IndexedStream:
 
         `input` is [T, input_size], or with a batch of one [T, 1, input_size], [1, T, input_size] with `batch_first`.
         """
+        if self._layer._form != self._form:
+            raise UserValueError(
+                f"layer must stay as it was when the stream began, {self._form.dtype} on the CPU; it has changed.",
+                "layer",
+            )
         with torch.inference_mode(False), torch.no_grad():
             sequences = time_major(input, None, self._form)
             steps, rows, _ = sequences.x.shape

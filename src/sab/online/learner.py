@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 
+from sab.config import SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_float, check_int
 from sab.files import replacing
 from sab.online.credit import Arrived, due, run_again
@@ -28,6 +30,8 @@ from sab.online.stream import Horizon, Stream
 from sab.ops import schedule
 
 WEIGHTS = ("now", "then")
+FREE = ("backend", "recompute", "offload")
+"""Options of a layer that change no number but by rounding: a state may be loaded where they are others."""
 
 
 class Step(NamedTuple):
@@ -247,15 +251,23 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict` to a file, in one move: where that fails, as on a full disk, an earlier file of that name
-        stays whole, and the learner goes on."""
-        content = io.BytesIO()
-        torch.save(self.state_dict(), content)
-        with replacing(Path(path), "path") as temporary:
+        stays whole, and the learner goes on. A state that `load` would refuse is not written: the optimizer's options
+        and y must be numbers, text, tensors, or plain containers of these."""
+        file, content = _path(path), io.BytesIO()
+        try:
+            torch.save(_plain(self.state_dict()), content)
+            torch.load(io.BytesIO(content.getbuffer()), weights_only=True)
+        except Exception as error:  # what cannot be stored makes torch raise nearly anything
+            raise UserValueError(
+                "the optimizer's options and y must be numbers, text and tensors in plain containers to be saved; "
+                f"{_first_line(error)}."
+            ) from error
+        with replacing(file, "path") as temporary:
             temporary.write_bytes(content.getbuffer())
 
     def load(self, path: str | Path) -> None:
         """Go on from a file of `save`. What is refused changes nothing."""
-        file = Path(path)
+        file = _path(path)
         try:
             content = io.BytesIO(file.read_bytes())
         except OSError as error:
@@ -394,7 +406,7 @@ class Learner:
     def _made_by(self) -> dict[str, Any]:
         """What must be the same where a state is loaded, by name."""
         layer = self._driver.layer
-        options = {name: value for name, value in vars(layer.config).items() if name != "backend"}
+        options = {name: value for name, value in vars(layer.config).items() if name not in FREE}
         scorer = layer.config.scorer
         return {
             **options,
@@ -414,8 +426,9 @@ class Learner:
             raise UserTypeError("state must be what Learner.state_dict returned; got something else.", "state")
         given = state["made_by"] if isinstance(state["made_by"], dict) else {}
         for name, value in self._made_by().items():
-            if given.get(name) != value:
-                shown = "" if name == "parameters" else f", {value!r}; got {given.get(name)!r}"
+            other = given.get(name, getattr(SABConfig, name, None))  # a state from before an option existed
+            if other != value:
+                shown = "" if name == "parameters" else f", {value!r}; got {other!r}"
                 raise UserValueError(f"state must be that of a learner with the same {name}{shown}.", "state")
         try:
             stream = None if state["stream"] is None else Stream.from_dict(state["stream"])
@@ -440,6 +453,21 @@ class Learner:
             if tensor.shape != wanted or tensor.dtype != weight.dtype or tensor.device != weight.device:
                 form = f"{list(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
                 raise ValueError(f"{form} where {list(wanted)}, {weight.dtype}, on {weight.device} belongs")
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | Path):
+        raise UserTypeError(f"path must be a str or a pathlib.Path; got {type(path).__name__}.", "path")
+    return Path(path)
+
+
+def _plain(value: Any) -> Any:
+    """A copy in which NumPy's numbers, as in a learning rate, are Python's."""
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return type(value)((name, _plain(one)) for name, one in value.items())
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:

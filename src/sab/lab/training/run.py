@@ -32,6 +32,8 @@ FREE_ON_RESUME = (
     "iterations",
     "device",
     "cuda_graph",
+    "recompute",
+    "offload",
     "threads",
     "checkpoint_every",
     "checkpoint_minutes",
