@@ -94,7 +94,11 @@ def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
     life.send(signal.SIGINT)
     time.sleep(0.1)
     assert not life.is_over
-    life.send(signal.SIGINT)
+    again = time.monotonic()
+    while not life.is_over and time.monotonic() - again < 60:  # two that arrive before Python looks are one
+        life.send(signal.SIGINT)
+        for _ in range(50):
+            time.sleep(0 if life.is_over else 0.1)
     assert life.end() == 130, life.told
     assert life.told[-1] == "sab: interrupted."
     assert newest(tmp_path / "run").name == "step-00000000"
