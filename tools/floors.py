@@ -46,9 +46,13 @@ def _torchs(case: Case) -> float:
 
 
 def _memory_products(case: Case) -> float:
-    """Query, keys and gate, [n, n] each, the gate's twice; the affine scorer has vectors in their places."""
-    n = case.hidden_size
-    return n * n * (1 + 1 / SABConfig.k_att + 2) if case.scorer == DEFAULT else n * (1 + 1 / SABConfig.k_att)
+    """Query and keys, [d, n], and the gate, [n, 2n]; the affine scorer has vectors in the places of the first two."""
+    n, keys = case.hidden_size, 1 + 1 / SABConfig.k_att
+    return n * (_key_size(case) * keys + 2 * n) if case.scorer == DEFAULT else n * keys
+
+
+def _key_size(case: Case) -> int:
+    return SABConfig().key_size(case.hidden_size)
 
 
 def _own(case: Case) -> float:
@@ -67,7 +71,7 @@ def of_gpu(case: Case) -> Floor:
     mean = case.steps if case.shortest is None else (case.steps + case.shortest) / 2
     rows = case.batch_size * mean * passes
     # Three products for each weight, of which the input's lacks the gradient of the input; scores go forward alone.
-    products = 3 * _own(case) - gates * (case.input_size or n) + _keys(case) * n
+    products = 3 * _own(case) - gates * (case.input_size or n) + _keys(case) * _key_size(case)
     # The gates eight times, states and gradients three times, the output twice and its gradient.
     numbers = 8 * gates + (9 if case.scorer == DEFAULT else 5) * 3 * n + 3 * n
     return Floor(2 * products * rows / OPERATIONS, 4 * numbers * rows / BANDWIDTH, passes * case.steps * _step(case))

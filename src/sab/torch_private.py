@@ -85,6 +85,9 @@ _AUTOCAST_KEYS = {
     if _exclude is not None and hasattr(_C.DispatchKey, key)
 }
 
+# The address of the stream that a device's work goes to now. Without it: that of the public stream.
+_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
+
 # Zeros, or other tensors, into several tensors of one type and device, on a GPU in one kernel.
 # Without one of them: a kernel each.
 _foreach_zero: Any = getattr(torch, "_foreach_zero_", None)
@@ -231,6 +234,13 @@ def redispatch(op: Any, keyset: Any, *arguments: Any) -> Any:
     """Call an operation's implementation below autograd, from its autograd implementation."""
     with below_autograd():
         return op.redispatch(keyset & _keys_after_autograd, *arguments)
+
+
+def raw_stream(device: int | None) -> int:
+    """The address of the current stream of a CUDA device; None for the current device."""
+    if _raw_stream is None or device is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device)
 
 
 def zero_all(tensors: Sequence[Tensor]) -> None:

@@ -8,10 +8,16 @@ import torch
 pytest.importorskip("triton")
 from sab.lab import cli
 from sab.lab.commands import machine
-from sab.ops.triton import launch, small
+from sab.ops.triton import around, launch, small
 from sab.ops.triton.launch import INTERPRETED
 
 Capture = pytest.CaptureFixture[str]
+KERNELS = {
+    "prepare": around.lanes_prepare_kernel,
+    "forward": small.lanes_forward_kernel,
+    "backward": small.lanes_backward_kernel,
+    "gradients": around.lanes_gradients_kernel,
+}
 
 
 def run(*arguments: str) -> int:
@@ -46,21 +52,24 @@ def test_the_kernels_of_a_training_step_are_launched(
     lengths: bool, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(machine, "_gpu", lambda: torch.device("cpu"))
-    launched: list[tuple[str, int, bool]] = []
+    launched: list[str] = []
 
     def note(kernel: object, programs: int, tensors: object, sizes: object, constants: launch.Constants) -> None:
-        forwards = small.forward_kernel, small.lanes_forward_kernel
-        name = "forward" if any(kernel is one for one in forwards) else "backward"
-        launched.append((name, programs, constants.values["HAS_LENGTHS"]))
-        assert constants.values["K"] == 3, "as in a long sequence"
+        (name,) = (name for name, one in KERNELS.items() if one is kernel)
+        launched.append(name)
+        if name in ("forward", "backward"):
+            assert programs == 2
+            assert constants.values["HAS_LENGTHS"] == lengths
+            assert constants.values["K"] == 3, "as in a long sequence"
         launch._made.append(0.5)
 
-    monkeypatch.setattr(small, "launch", note)
+    for module in small, around:  # nothing runs: without the loops, the others would read what nobody wrote
+        monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(launch, "_made", [])
     arguments = ["--cell", "gru", "--hidden-size", "8", "--batch-size", "2", "--k-top", "3"]
     assert run(*arguments, *(["--lengths"] if lengths else [])) == 0
-    assert launched == [("forward", 2, lengths), ("backward", 2, lengths)]
+    assert launched == ["prepare", "forward", "backward", "gradients"]
     ready, kept = capsys.readouterr().out.splitlines()
     sizes = f"hidden size 8, batches of 2, float32{', with lengths' * lengths}"
-    assert ready.startswith(f"Ready: 2 kernels of SABGRU ({sizes}) in ")
+    assert ready.startswith(f"Ready: 4 kernels of SABGRU ({sizes}) in ")
     assert kept == f"Triton keeps them in {launch.cache_folder()}; what was there already took no compilation."

@@ -241,15 +241,6 @@ def test_what_is_refused() -> None:
     assert bounded()(randn(2, 2, 2), long.recent(3))[0].shape == (2, 2, 4)
 
 
-def test_a_backend_without_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = pytest.importorskip("sab.ops.triton.engine")
-    monkeypatch.setattr(engine, "INTERPRETED", True)
-    layer, x = bounded(), randn(9, 1, 2)
-    state, weights = None, layer._weights(0)
-    assert engine.unsupported(x, state, weights, "lstm", layer.config) == "it has no max_memory"
-    assert engine.unsupported(x, state, weights, "lstm", layer.config.unbounded()) is None
-
-
 def test_a_layer_shows_its_bound() -> None:
     assert "max_memory=3, forget=reservoir" in repr(bounded(forget="reservoir"))
     assert "max_memory" not in repr(bounded(max_memory=None))

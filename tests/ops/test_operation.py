@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sab
 from sab.ops import arguments, dispatch, engines, precision
 from sab.ops import plan as plans
-from sab.ops.buffers import Buffers, Outside, Work
+from sab.ops.buffers import Buffers, Edges, Outside, Prepared, Work
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
+from sab.ops.preparation import input_gates
 from tests.comparing import distances_of_scores, selects_surely
 from tests.ops.cases import (
     BACKENDS,
@@ -171,15 +172,6 @@ def test_its_backward_is_registered_rightly(call: Call) -> None:
     needs[arguments.INPUTS.index("h_mask")] = False  # it is drawn, not learned
     backward = (*outside, *given, *parameters, outputs[1:], *options, needs)
     torch.library.opcheck(torch.ops.sab.recurrence_backward.default, backward)
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Fresh memory is full of NaN and of the largest integers, so that what nobody wrote shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -389,16 +381,18 @@ class Widened:
     SUMS_BIASES = False
     pack = staticmethod(cpu.pack)
     overwrites_gates = staticmethod(cpu.overwrites_gates)
+    begins_with_output = staticmethod(cpu.begins_with_output)
+    gradients = staticmethod(cpu.gradients)
 
     @staticmethod
-    def makes_gates(*_: Any) -> bool:
-        return False
+    def prepare(plan: Any, given: Any, parameters: Any, options: Any, saves: bool) -> Prepared:
+        return Prepared(input_gates(given, parameters, options))
 
     @staticmethod
-    def forward(plan: Any, weights: Any, buffers: Buffers, inputs: Any) -> None:
+    def forward(plan: Any, weights: Any, buffers: Buffers, edges: Edges, inputs: Any) -> None:
         Widened.check(plan, buffers)
         with widened(buffers) as wide:
-            cpu.forward(plan, widen(weights), wide)
+            cpu.forward(plan, widen(weights), wide, edges)
 
     @staticmethod
     def backward(plan: Any, weights: Any, buffers: Buffers, work: Work) -> None:

@@ -98,6 +98,8 @@ def buffers_of(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> tuple[
         "query_scale": filled(nan, steps, batch) if scorer.normalises else None,
         "scores": filled(0, steps, batch, config.k_top) if scorer.normalises else None,
         "lengths": lengths,
+        "live": torch.full((batch, plan.places), -9, dtype=torch.int32) if config.forgets else None,
+        "reads": torch.zeros(batch, plan.places, dtype=torch.int64) if config.counts_reads else None,
     }
     dstore, dkeys = filled(0, *store.shape), filled(0, *keys.shape)
     dstore[first + 1 :], dkeys[:, first:] = new(steps, batch, n) * alive, new(batch, kept, d)
@@ -143,7 +145,7 @@ def copied(tensors: Any, **types: torch.dtype) -> Any:
 def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
     weights, buffers, work = buffers_of(plan, lengths, scale)
     own_buffers, own_work = copied(buffers), copied(work)
-    cpu.forward(plan, weights, buffers)
+    cpu.run_forward(plan, weights, buffers)
     cpu.backward(plan, weights, buffers, work)
     large.forward(plan, weights, own_buffers)
     large.backward(plan, weights, own_buffers, own_work)
@@ -262,14 +264,16 @@ class Turns:
 
 
 @pytest.mark.parametrize(
-    ("cell", "scorer", "incorporate", "half"),
-    [("lstm", "cosine", "gate", False), ("gru", "mlp", "concat", True)],
+    ("cell", "scorer", "incorporate", "half", "forget"),
+    [("lstm", "cosine", "gate", False, None), ("gru", "mlp", "concat", True, "most_read")],
 )
 def test_programs_may_run_in_any_order_between_meetings(
-    cell: str, scorer: str, incorporate: str, half: bool, monkeypatch: pytest.MonkeyPatch
+    cell: str, scorer: str, incorporate: str, half: bool, forget: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random.seed(0)
-    plan = plan_of(cell, 35, 37, 2, 4, 2, 0, SABConfig(3, 1, 2, scorer, incorporate=incorporate))
+    bound: dict[str, Any] = {} if forget is None else {"max_memory": 3, "forget": forget}
+    config = SABConfig(2 if bound else 3, 1, 2, scorer, incorporate=incorporate, **bound)
+    plan = plan_of(cell, 35, 37, 2, 4, 2, 0, config)
     weights, buffers, work = buffers_of(plan, torch.tensor([4, 3]))
     types: dict[str, Any] = {}
     if half:
@@ -358,7 +362,7 @@ def test_half_precision_factors(cell: str, scorer: str, incorporate: str) -> Non
     weights, buffers, work = buffers_of(plan, None)
     halves = dict.fromkeys(("gates", "hidden_new", "keys", "dgates", "dhidden"), torch.float16)
     own_buffers, own_work = (copied(tensors, others=torch.float32, **halves) for tensors in (buffers, work))
-    cpu.forward(plan, weights, buffers)
+    cpu.run_forward(plan, weights, buffers)
     cpu.backward(plan, weights, buffers, work)
     halved: list[Any] = [None if weight is None else weight.half() for weight in weights]
     large.forward(plan, Weights(*halved), own_buffers)
@@ -411,7 +415,7 @@ def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
         return {**own_buffers._asdict(), **own_work._asdict()}
 
     full, rounded = run(tf32=False), run(tf32=True)
-    cpu.forward(plan, weights, buffers)
+    cpu.run_forward(plan, weights, buffers)
     cpu.backward(plan, weights, buffers, work)
     for name in ("store", "keys", "dkeys", "dgates", "dquery"):
         whole = {**buffers._asdict(), **work._asdict()}[name]

@@ -13,6 +13,10 @@ pytest.importorskip("triton")
 from sab.ops.triton import launch as launching
 from sab.ops.triton.launch import Constants, launch
 
+STREAM = 77
+BEFORE = (STREAM, "function", "metadata", None, None, None)
+"""What a compiled kernel gets between the grid and the tensors."""
+
 
 class Kernel:
     """A kernel of two tensors, a size and a constant; what it was launched with, compiled or not, is kept."""
@@ -29,8 +33,12 @@ class Kernel:
         outer = self
 
         class Compiled:
-            def __getitem__(self, grid: Any) -> Any:
-                return lambda *arguments: outer.launched.append((grid, arguments))
+            function = "function"
+            packed_metadata = "metadata"
+
+            @staticmethod
+            def run(*arguments: Any) -> None:
+                outer.launched.append(arguments)
 
         def compile_and_run(*arguments: Any, **constants: Any) -> Any:
             time.sleep(self.seconds)
@@ -43,7 +51,7 @@ class Kernel:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "INTERPRETED", False)
-    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(launching.torch_private, "raw_stream", lambda device: STREAM)
     monkeypatch.setattr(launching, "_made", [])
 
 
@@ -54,7 +62,7 @@ def test_what_is_known_is_launched_with_addresses() -> None:
     assert kernel.compiling == [((3,), (a, b, 7), constants.values)]
     assert kernel.launched == []
     launch(kernel, 5, [b, a], [9], constants)
-    assert kernel.launched == [((5, 1, 1), (b.data_ptr(), a.data_ptr(), 9, 1, 2))]
+    assert kernel.launched == [(5, 1, 1, *BEFORE, b.data_ptr(), a.data_ptr(), 9, 1, 2)]
     assert len(kernel.compiling) == len(launching.first_launches()) == 1
 
 
@@ -67,7 +75,16 @@ def test_other_types_constants_and_absent_tensors_are_others() -> None:
     launch(kernel, 1, [a, a], [1], Constants({"FIRST": 1, "SECOND": 3}))
     assert len(kernel.compiling) == 4
     launch(kernel, 1, [a, None], [1], constants)
-    assert kernel.launched == [((1, 1, 1), (a.data_ptr(), None, 1, 1, 2))]
+    assert kernel.launched == [(1, 1, 1, *BEFORE, a.data_ptr(), None, 1, 1, 2)]
+
+
+def test_a_profiler_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, a, constants = Kernel(), torch.zeros(8), Constants({"FIRST": 1, "SECOND": 2})
+    monkeypatch.setattr(launching.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
+    for _ in range(2):
+        launch(kernel, 1, [a, a], [1], constants)
+    assert len(kernel.compiling) == 2
+    assert len(launching.first_launches()) == 1
 
 
 def test_what_lies_elsewhere_is_left_to_triton() -> None:
@@ -76,7 +93,7 @@ def test_what_lies_elsewhere_is_left_to_triton() -> None:
     for _ in range(2):
         launch(kernel, 1, [a[:8], a[1:]], [1], constants)
     assert len(kernel.compiling) == 2
-    assert launching._compiled == {}
+    assert constants.compiled == {}
 
 
 def test_a_slow_first_launch_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 from tests.ops.cases import DOUBLE, make_layer, randn, randomize, run, weighted_sum
 
 pytest.importorskip("triton")
-from sab.ops.triton import engine, small
+from sab.ops.triton import around, engine, small
 from sab.ops.triton.launch import INTERPRETED
 
 pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
     pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"),
     # Sigmoids of large negative numbers: exp overflows to infinity, whose inverse is 0.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
@@ -43,14 +44,17 @@ def results(
     return given | {f"d{name}": gradient for name, gradient in zip(["x", *parameters], gradients, strict=True)}
 
 
-def compare(cell: str, n: int, steps: int, batch: int, ends: bool = False, first: int = 0, **options: Any) -> None:
+def compare(
+    cell: str, n: int, steps: int, batch: int, ends: bool = False, first: int = 0, lengths: Tensor | None = None,
+    **options: Any,
+) -> None:  # fmt: skip
     """The kernels and the reference in float64, with the same weights."""
     theirs, ours = (
         randomize(make_layer(cell, 2, n, backend=name, **options), scale=0.4) for name in ("reference", "triton")
     )
     x = randn(steps, batch, 2)
-    lengths = torch.randint(1, steps + 1, (batch,)) if ends else None
-    if lengths is not None:
+    if ends:
+        lengths = torch.randint(1, steps + 1, (batch,))
         lengths[0] = steps  # else the reference has no slot where no row has a microstate
     hx = theirs(randn(first, batch, 2, seed=5))[1].detach() if first > 0 else None
     expected, got = results(theirs, x, hx, lengths), results(ours, x, hx, lengths)
@@ -58,6 +62,56 @@ def compare(cell: str, n: int, steps: int, batch: int, ends: bool = False, first
         torch.testing.assert_close(
             got[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_keys_after_the_end_of_a_row_have_no_gradient() -> None:
+    """Nobody writes them, and a gradient that comes in through the state is scaled by what they are."""
+    compare("lstm", 4, 9, 3, lengths=torch.tensor([9, 1, 4]), k_top=9, k_att=2, k_trunc=3)
+
+
+@pytest.mark.parametrize(
+    ("cell", "inputs", "ends", "options"),
+    [
+        ("lstm", 40, True, {}),
+        ("gru", 3, False, {"bias": False}),
+        ("rnn_tanh", 33, False, {"incorporate": "add", "scorer": "dot"}),
+        ("gru", 5, True, {"scorer": "mlp", "attention_size": 7}),
+    ],
+)
+def test_a_gradient_of_the_output_alone(
+    cell: str, inputs: int, ends: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop begins with it, and one kernel makes the gradients of all parameters, of several parts here."""
+    monkeypatch.setattr(around, "ROWS", 1)
+    monkeypatch.setattr(around, "PROGRAMS", 24)
+    made: list[Any] = []
+    kind = around.LanesGradients
+    monkeypatch.setattr(around, "LanesGradients", lambda *given: made.append(kind(*given)) or made[-1])
+    found = []
+    for name in ("reference", "triton"):
+        layer = randomize(make_layer(cell, inputs, 5, backend=name, k_top=3, k_att=2, k_trunc=3, **options), scale=0.4)
+        first = randn(1, 3, 5, seed=3).requires_grad_()
+        x = randn(7, 3, inputs).requires_grad_()
+        lengths = torch.tensor([7, 1, 4]) if ends else None
+        output = run(layer, x, (first, first) if cell == "lstm" else first, lengths=lengths)[0]
+        leaves = [x, first, *layer.parameters()]
+        found.append([output, *torch.autograd.grad((output * randn(*output.shape, seed=9)).sum(), leaves)])
+    assert len(made) == 1
+    names = ["output", "x", "first", *dict(layer.named_parameters())]
+    for name, expected, got in zip(names, *found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_gradients_of_some_parameters_are_made_one_by_one() -> None:
+    layer = randomize(make_layer("lstm", 3, 5, backend="triton", k_top=3), scale=0.4)
+    theirs = make_layer("lstm", 3, 5, backend="reference", k_top=3)
+    theirs.load_state_dict(layer.state_dict())
+    x = randn(9, 4, 3)
+    got, expected = (
+        torch.autograd.grad(one(x)[0].sum(), [one.attn_w_query_l0, one.bias_hh_l0]) for one in (layer, theirs)
+    )
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

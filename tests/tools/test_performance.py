@@ -77,7 +77,7 @@ def test_floors_are_those_of_the_sizes() -> None:
     longer = floors.of_gpu(replace(a, steps=2 * steps))
     assert longer.products > 2 * products, "there is more to score"
     assert longer.memory == pytest.approx(2 * memory)
-    assert floors.of_gpu(CASES["C"]).chain == pytest.approx(180 * (6 * 0.7e-6 + 2 * 2 * 7.5e6 / (132 * 64 * 1.98e9)))
+    assert floors.of_gpu(CASES["C"]).chain == pytest.approx(180 * (6 * 0.7e-6 + 2 * 2 * 6.192e6 / (132 * 64 * 1.98e9)))
     assert floors.multiply_adds(CASES["F"]) == pytest.approx(1 + 3.5 * 128 / (4 * 138))
     assert floors.of_gpu(CASES["packed"]).chain == pytest.approx(4 * chain)
 

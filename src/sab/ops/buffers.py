@@ -28,8 +28,8 @@ state type. The last two columns are the contents before and after the forward l
 | live | `max_memory` | [B, N], int32 | | the slots of what is not forgotten, oldest first, otherwise -1 |
 | reads | `most_read` | [B, N], int64 | counts of the first F slots, otherwise 0 | those of `live` |
 
-Where the backend makes the gates in its loop (`makes_gates`), `gates` is empty before it. Where no backward comes, all
-buffers that only a backward reads have a single step in the place of T.
+Where the backend makes the gates in its loop (`Prepared.inputs`), `gates` is empty before it. Where no backward comes,
+all buffers that only a backward reads have a single step in the place of T.
 
 A microstate is not copied: slot s is row s of `store` for the first F slots, then the row of the hidden state that was
 kept (`schedule.kept_row`). What a bounded macrostate forgot keeps its slot: it is not in `live`, which has min(N, S)
@@ -85,6 +85,29 @@ class Inputs(NamedTuple):
     w_ih: Tensor
     b_ih: Tensor | None
     """None with layer norm too, where biases come after it."""
+
+
+class Prepared(NamedTuple):
+    """What an engine makes before its forward loop."""
+
+    gates: Tensor
+    """The buffer; the input's part, or empty where the loop makes that."""
+    packed: Tensor | None = None
+    """The buffer; None where the engine does not pack."""
+    inputs: Inputs | None = None
+    """Where the loop makes the input's part of the gates, what from."""
+
+
+class Edges(NamedTuple):
+    """What a forward loop begins with, and where its output goes."""
+
+    h: Tensor | None
+    """[B, n]; None for zeros."""
+    c: Tensor | None
+    """[B, n]; None for zeros, and for a cell without it."""
+    output: Tensor
+    """The hidden states in the layer's type, [T, B, n]: no part of `store`, so that whoever changes them in place
+    changes neither the state nor what the backward reads."""
 
 
 class Buffers(NamedTuple):
@@ -156,6 +179,14 @@ class Work(NamedTuple):
     """None unless the cell splits the gates: then it is db_ih."""
     dnorm_c_weight: Tensor | None = None
     dnorm_c_bias: Tensor | None = None
+    doutput: Tensor | None = None
+    """Of the output, [T, B, n], in its own type, where the loop begins with it: then nothing else comes from outside
+    for `store` and `keys`, and `dstore` and `dkeys` are empty before the loop. Elsewhere None: `dstore` has it."""
+
+    @property
+    def sums(self) -> tuple[Tensor | None, ...]:
+        """Those that the loops add to from 0 on, besides `dstore` and `dkeys`."""
+        return self.dc, self.dv, *self[11:17]
 
     @property
     def common(self) -> tuple[Tensor | None, ...]:
@@ -251,19 +282,26 @@ def allocate_work(
     wants_initial: bool,
     sums_biases: bool = False,
     owns_outside: bool = False,
+    begins_with_output: bool = False,
 ) -> Work:
     """What the backward loop needs, with the gradients from outside in their places.
 
     in_place: `dgates` takes the memory of `gates`. wants_initial: whether the gradients of the initial h and of the
     first microstates will be read. sums_biases: whether the loop sums up the gradients of the gates' biases.
     owns_outside: the loop may change those of `store` and `keys`, which are of the state type and contiguous.
+    begins_with_output: the loop can begin with the output's gradient alone (`Work.doutput`).
     """
     steps, batch, n = plan.steps, plan.batch, plan.n
     gates, keys, new, dtype = buffers.gates, buffers.keys, buffers.h_hat.new_empty, buffers.h_hat.dtype
+    doutput = None
+    if begins_with_output and outside.hidden is not None and outside.store is None and outside.keys is None:
+        doutput = contiguous(outside.hidden)
     dkeys = None
     if keys is not None:
         given = outside.keys
-        if given is None:
+        if doutput is not None:
+            dkeys = torch.empty_like(keys, dtype=dtype)
+        elif given is None:
             dkeys = torch.zeros_like(keys, dtype=dtype)
         else:
             dkeys = given if owns_outside else contiguous(given.to(dtype, copy=True))
@@ -278,10 +316,14 @@ def allocate_work(
         of_rows = {name: new((batch, gates.shape[2])) for name in names}
     if plan.config.layer_norm and cell.normalises_c:
         of_rows |= {name: new((batch, n)) for name in ("dnorm_c_weight", "dnorm_c_bias")}
+    if doutput is not None:
+        dstore = torch.empty_like(buffers.store)
+    elif owns_outside:
+        dstore = outside.store
+    else:
+        dstore = _outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial)
     return Work(
-        dstore=outside.store
-        if owns_outside
-        else _outside_of_store(buffers.store, plan.first_slots + 1, outside, wants_initial),
+        dstore=dstore,
         dc=new((batch, n)) if cell.has_c else None,
         dcells=None if outside.c is None else contiguous(outside.c[1:]),
         dgates=dgates,
@@ -292,14 +334,20 @@ def allocate_work(
         dweights=None if outside.weights is None else contiguous(outside.weights),
         dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
         dv=None if weights.v is None else new((batch, plan.key_size)),
+        doutput=doutput,
         **of_rows,
     )
 
 
 def _before_scaling(dkeys: Tensor, keys: Tensor, key_scale: Tensor) -> None:
-    """Turn the gradients of the last keys, which have length 1, into those of the products that they were made from."""
+    """Turn the gradients of the last keys, which have length 1, into those of the products that they were made from.
+
+    A key without a scale came after its row's end: nobody wrote it, and it has no gradient.
+    """
+    scale = key_scale[:, key_scale.shape[1] - keys.shape[1] :].unsqueeze(-1)
+    keys = torch.where(scale > 0, keys, 0.0)
     along = (dkeys * keys).sum(-1, keepdim=True)
-    dkeys.sub_(along * keys).mul_(key_scale[:, key_scale.shape[1] - keys.shape[1] :].unsqueeze(-1))
+    dkeys.sub_(along * keys).mul_(scale)
 
 
 def _outside_of_store(store: Tensor, first: int, outside: Outside, wants_initial: bool) -> Tensor:
@@ -324,6 +372,22 @@ def fill(buffer: Tensor, values: Tensor | None) -> None:
         buffer.copy_(values)
 
 
+def begin(plan: Plan, buffers: Buffers, edges: Edges) -> None:
+    """Put the state before the first step in its place."""
+    first = buffers.store[plan.first_slots]
+    if edges.h is None and edges.c is None:
+        torch_private.zero_all([first] if buffers.c is None else [first, buffers.c[0]])
+        return
+    fill(first, edges.h)
+    if buffers.c is not None:
+        fill(buffers.c[0], edges.c)
+
+
+def finish(plan: Plan, buffers: Buffers, edges: Edges) -> None:
+    """Copy the hidden states to the output."""
+    edges.output.copy_(buffers.store[plan.first_slots + 1 :])
+
+
 def blank(plan: Plan, buffers: Buffers) -> None:
     """Fill the buffers as if nothing had been read, for a forward loop that skips the steps without a read."""
     if buffers.weights is None or buffers.selected is None or buffers.summary is None:
@@ -340,7 +404,7 @@ def blank_work(work: Work, *, sums: bool = True) -> None:
     """The same for a backward loop that skips steps; `sums`: also what it adds to."""
     if work.dquery is not None:
         work.dquery.zero_()  # of the compute type, the others of the state type
-    zeros = (work.dincorporated, *((work.dc, work.dv, *work[11:]) if sums else ()))
+    zeros = (work.dincorporated, *(work.sums if sums else ()))
     torch_private.zero_all([gradient for gradient in zeros if gradient is not None])
 
 

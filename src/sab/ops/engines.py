@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sab.config import SABConfig
-from sab.ops.buffers import Buffers, Inputs, Weights, Work
+from sab.ops.arguments import Given, Options, Parameters
+from sab.ops.buffers import Buffers, Edges, Inputs, Prepared, Weights, Work
+from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan
 from sab.ops.types import LayerState, LayerWeights
 
@@ -31,23 +34,45 @@ class Engine(Protocol):
         ...
 
     def pack(self, plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
-        """The weights as both loops read them, or None where they read them as they are."""
+        """A tensor for the weights as both loops read them, or None where they read them as they are.
+
+        It holds them already, or `prepare` fills it.
+        """
+        ...
+
+    def prepare(self, plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
+        """What comes before the forward loop; saves: whether a backward may follow."""
         ...
 
     def overwrites_gates(self, plan: Plan) -> bool:
         """Whether the backward loop may find `dgates` in the memory of `gates`."""
         ...
 
-    def makes_gates(self, inputs: Inputs, weights: Weights) -> bool:
-        """Whether the forward loop makes the input's part of `gates`."""
+    def forward(
+        self, plan: Plan, weights: Weights, buffers: Buffers, edges: Edges, inputs: Inputs | None = None
+    ) -> None:
+        """Run the steps in order; with `inputs` where the loop makes the input's part of the gates."""
         ...
 
-    def forward(self, plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None) -> None:
-        """Run the steps in order; with `inputs` where it makes the gates."""
+    def begins_with_output(self, buffers: Buffers) -> bool:
+        """Whether the backward loop can begin with the output's gradient alone (`Work.doutput`)."""
         ...
 
     def backward(self, plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
         """Run the steps in reverse order."""
+        ...
+
+    def gradients(
+        self,
+        plan: Plan,
+        given: Given,
+        parameters: Parameters,
+        buffers: Buffers,
+        work: Work,
+        names: Sequence[str],
+        dtype: torch.dtype | None,
+    ) -> Gradients:
+        """What makes the gradients of the inputs of these names, after the backward loop."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a bounded macrostate forgets: the rules of `forget`, for all backends in Python; `forgetting.h` has them in C++.
+"""What a bounded macrostate forgets: the rules of `forget`, which `cpu/forgetting.h` and `triton/forgetting.py` repeat.
 
 A rule sees the slots of a row, oldest first, and the microstate that was just kept as the last of them. It decides by
 whole numbers alone, so that every backend decides alike.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,14 +38,21 @@ class Gradients:
         self.work = work
         self.compute = buffers.gates.dtype
         self.dtype = parameters.w_hh.dtype if dtype is None else dtype
-        # The loops write nothing for steps without a read. A view takes time, so there is one only where it differs.
-        self.first = first = min(plan.first_read, plan.steps)
-        self.h_read = buffers.h_hat[first:] if first > 0 else buffers.h_hat
-        self.dquery = work.dquery
-        if work.dquery is not None and first > 0:
-            self.dquery = work.dquery[first * plan.batch :]
-        self.dgates_t = work.dgates.t()
         self.db_ih: Tensor | None = None
+
+    @cached_property
+    def first(self) -> int:
+        """The first step that has read; the loops write nothing for those before."""
+        return min(self.plan.first_read, self.plan.steps)
+
+    @cached_property
+    def h_read(self) -> Tensor:
+        """The provisional hidden states of the steps that read."""
+        return self.buffers.h_hat[self.first :] if self.first > 0 else self.buffers.h_hat  # a view takes time
+
+    @cached_property
+    def dgates_t(self) -> Tensor:
+        return self.work.dgates.t()
 
     def of(self, names: Iterable[str]) -> list[Tensor]:
         """The gradients of the inputs of these names."""
@@ -145,8 +153,9 @@ class Gradients:
 
     def _dquery(self) -> Tensor:
         """Of the steps that read, [steps * B, d]."""
-        assert self.dquery is not None
-        return self.dquery
+        dquery = self.work.dquery
+        assert dquery is not None
+        return dquery[self.first * self.plan.batch :] if self.first > 0 else dquery
 
     def _dincorporated(self) -> Tensor:
         """Of the steps that read, [steps * B, n]."""

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sab import torch_private
@@ -33,12 +32,12 @@ from sab.ops.arguments import (
     split,
     unpack_buffers,
 )
-from sab.ops.buffers import Buffers, Inputs, Outside, Room, allocate, allocate_work, fill, gate_bias
+from sab.ops.buffers import Buffers, Edges, Outside, Room, allocate, allocate_work
 from sab.ops.checks import as_they_lie, check_inputs, check_saved
 from sab.ops.engines import engine_named
-from sab.ops.gradients import Gradients, SampleGradients
+from sab.ops.gradients import SampleGradients
 from sab.ops.plan import Plan, make_plan
-from sab.ops.precision import as_type, contiguous
+from sab.ops.precision import contiguous
 from sab.ops.results import Pass
 from sab.ops.types import LayerResult, LayerState, LayerWeights
 from sab.parts.scorers import ScorerWeights
@@ -175,41 +174,26 @@ def _forward(
     """The results. room: where the microstates and keys before the first step lie, in the place of the initial ones."""
     check_inputs(given, initial, parameters, options)
     given, parameters = as_they_lie(given), as_they_lie(parameters)
-    x, compute = given.x, options.compute
+    x = given.x
     plan, weights = _plan(given, initial, parameters, options), parameters.of_loops()
     if room is not None:
         plan = plan._replace(first_slots=len(room.store) - 1 - plan.steps, slots=room.keys.shape[1])
     loops, first_slots = engine_named(options.engine), plan.first_slots
-    with precision.products(x, compute):
-        b_ih = None if options.layer_norm or parameters.b_ih is None else contiguous(as_type(parameters.b_ih, compute))
-        inputs = Inputs(contiguous(as_type(x, compute)), contiguous(as_type(parameters.w_ih, compute)), b_ih)
-        in_loop = loops.makes_gates(inputs, weights)
-        if in_loop:
-            gates = inputs.x.new_empty((plan.steps if saves else 1, plan.batch, len(inputs.w_ih)))
-        else:
-            bias = None if options.layer_norm else gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
-            gates = F.linear(inputs.x, inputs.w_ih, None if bias is None else as_type(bias, compute))
-        buffers = allocate(plan, gates, loops.pack(plan, weights, compute), given.lengths, room)
-        store = buffers.store
+    with precision.products(x, options.compute):
+        gates, packed, inputs = loops.prepare(plan, given, parameters, options, saves)
+        buffers = allocate(plan, gates, packed, given.lengths, room)
         if first_slots > 0 and room is None:
             assert initial.microstates is not None
             assert initial.keys is not None
             assert buffers.keys is not None
-            store[:first_slots] = initial.microstates.transpose(0, 1)
+            buffers.store[:first_slots] = initial.microstates.transpose(0, 1)
             buffers.keys[:, :first_slots] = initial.keys
         if buffers.reads is not None:
             buffers.reads.zero_()
             if initial.reads is not None:
                 buffers.reads[:, :first_slots] = initial.reads
-        if initial.h is None and initial.c is None:
-            torch_private.zero_all([store[first_slots]] if buffers.c is None else [store[first_slots], buffers.c[0]])
-        else:
-            fill(store[first_slots], initial.h)
-            if buffers.c is not None:
-                fill(buffers.c[0], initial.c)
-        loops.forward(plan, weights, buffers, inputs if in_loop else None)
-        # A copy, so that whoever changes the output in place changes neither the state nor what the backward reads.
-        hidden = store[first_slots + 1 :].to(parameters.w_hh.dtype, copy=True)
+        hidden = gates.new_empty((plan.steps, plan.batch, plan.n), dtype=parameters.w_hh.dtype)
+        loops.forward(plan, weights, buffers, Edges(initial.h, initial.c, hidden), inputs)
     return pack_results(hidden, buffers, options, saves)
 
 
@@ -260,6 +244,7 @@ def _backward(
         wants_initial=wants_initial,
         sums_biases=loops.SUMS_BIASES and ("b_ih" in names or "b_hh" in names),
         owns_outside=owns_outside,
+        begins_with_output=loops.begins_with_output(buffers),
     )
     with precision.products(given.x, options.compute):
         loops.backward(plan, weights, buffers, work)
@@ -267,7 +252,7 @@ def _backward(
             work = work._replace(dstore=None)  # frees memory for the products to come
         if samples > 0:
             return SampleGradients(plan, given, parameters, buffers, work, samples).of(names)
-        return Gradients(plan, given, parameters, buffers, work, dtype).of(names)
+        return loops.gradients(plan, given, parameters, buffers, work, names, dtype).of(names)
 
 
 class _Recurrence(torch.autograd.Function):

@@ -104,7 +104,7 @@ def warm_up(
         scorer: How relevant a microstate is.
         weighting: How the selected scores become weights.
         incorporate: How the summary enters the hidden state.
-        attention_size: Size d of the keys; None means hidden_size.
+        attention_size: Size d of the keys; None means hidden_size, but at most 128.
     """
     n, batch = check_int("hidden_size", hidden_size, 1), check_int("batch_size", batch_size, 1)
     memory = SABConfig(k_top, scorer=scorer, weighting=weighting, incorporate=incorporate, backend="triton")

@@ -6,6 +6,7 @@ Each thread takes its own rows of the batch through all the steps (see `loop.cpp
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,11 +15,14 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import FORGETS, SABConfig
-from sab.ops.buffers import Buffers, Inputs, Weights, Work, cast, gate_bias
+from sab.ops.arguments import Given, Options, Parameters
+from sab.ops.buffers import Buffers, Edges, Inputs, Prepared, Weights, Work, begin, cast, finish, gate_bias
 from sab.ops.cpu import loader
 from sab.ops.cpu.arguments import Arguments
+from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan, turn_rates_of, unfit
 from sab.ops.plan import unsupported as no_plan
+from sab.ops.preparation import input_gates, inputs_of
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 
@@ -62,16 +66,27 @@ def overwrites_gates(plan: Plan) -> bool:
     return False
 
 
-def makes_gates(inputs: Inputs, weights: Weights) -> bool:
-    """Whether the loop makes the input's part of the gates: step by step it stays in the cache.
+def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
+    """The input's part of the gates, unless the loop makes it: step by step it stays in the cache.
 
     Where the weights are too large for that, one product for all steps is faster.
     """
-    return inputs.w_ih.nbytes + weights.w_hh.nbytes <= LARGEST_OWN_WEIGHTS
+    inputs = inputs_of(given, parameters, options)
+    if (inputs.w_ih.numel() + parameters.w_hh.numel()) * inputs.w_ih.itemsize > LARGEST_OWN_WEIGHTS:
+        return Prepared(input_gates(given, parameters, options))
+    shape = plan.steps if saves else 1, plan.batch, len(inputs.w_ih)
+    return Prepared(inputs.x.new_empty(shape), inputs=inputs)
 
 
-def forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None = None) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges, inputs: Inputs | None = None) -> None:
     """Run the steps in order; see `sab.ops.buffers` for what is in the buffers."""
+    begin(plan, buffers, edges)
+    run_forward(plan, weights, buffers, inputs)
+    finish(plan, buffers, edges)
+
+
+def run_forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None = None) -> None:
+    """The loop alone, from the state in the buffers."""
     store = buffers.store
     weights = cast(weights, store.dtype)
     w_hh = weights.w_hh
@@ -96,9 +111,14 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | Non
     _run("forward", store.dtype, arguments, w_hh.nbytes)
 
 
+def begins_with_output(buffers: Buffers) -> bool:
+    """No."""
+    return False
+
+
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """Run the steps in reverse order; see `sab.ops.buffers` for what is in the buffers."""
-    for sums in (work.dc, work.dv, *work[11:]):
+    for sums in work.sums:
         if sums is not None:
             sums.zero_()
     store = buffers.store
@@ -118,6 +138,19 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         scratch["dweights"] = torch.zeros_like(buffers.weights) if work.dweights is None else work.dweights.clone()
     arguments.set(saves=1, **buffers._asdict(), **work._asdict() | scratch, **packed)
     _run("backward", store.dtype, arguments, w_hh.nbytes)
+
+
+def gradients(
+    plan: Plan,
+    given: Given,
+    parameters: Parameters,
+    buffers: Buffers,
+    work: Work,
+    names: Sequence[str],
+    dtype: torch.dtype | None,
+) -> Gradients:
+    """By torch's products."""
+    return Gradients(plan, given, parameters, buffers, work, dtype)
 
 
 def arguments_of(plan: Plan, weights: Weights) -> Arguments:

@@ -14,7 +14,7 @@ def put(pointer, value, mask, MATH: tl.constexpr):
     `tl.store` first spreads a small vector evenly over the threads, which takes two barriers; here each thread stores
     what it holds, several of them perhaps the same number.
     """
-    if (MATH == "plain") or (pointer.dtype.element_ty.primitive_bitwidth == 64):
+    if MATH == "plain":
         tl.store(pointer, value, mask=mask)
     else:
         value = value.to(pointer.dtype.element_ty)
@@ -23,6 +23,15 @@ def put(pointer, value, mask, MATH: tl.constexpr):
                 "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b16 [$1], $2; mov.u32 $0, 0; }",
                 "=r,l,h,r",
                 [pointer.to(tl.int64), value.to(tl.int16, bitcast=True), mask.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        elif value.dtype.primitive_bitwidth == 64:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b64 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,l,r",
+                [pointer.to(tl.int64), value.to(tl.int64, bitcast=True), mask.to(tl.int32)],
                 dtype=tl.int32,
                 is_pure=False,
                 pack=1,
@@ -42,7 +51,7 @@ def put(pointer, value, mask, MATH: tl.constexpr):
 def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
     """Load without a change of layout, as `put` stores; CACHE "" or ".cg", past the first cache."""
     TYPE: tl.constexpr = pointer.dtype.element_ty
-    if (MATH == "plain") or (TYPE.primitive_bitwidth == 64):
+    if MATH == "plain":
         return tl.load(pointer, mask=mask, other=0, cache_modifier=CACHE)
     elif TYPE.primitive_bitwidth == 16:
         return tl.inline_asm_elementwise(
@@ -50,6 +59,15 @@ def get(pointer, mask, CACHE: tl.constexpr, MATH: tl.constexpr):
             "=&h,l,r",
             [pointer.to(tl.int64), mask.to(tl.int32)],
             dtype=tl.int16,
+            is_pure=False,
+            pack=1,
+        ).to(TYPE, bitcast=True)
+    elif TYPE.primitive_bitwidth == 64:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b64 $0, 0; @p ld.global" + CACHE + ".b64 $0, [$1]; }",
+            "=&l,l,r",
+            [pointer.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int64,
             is_pure=False,
             pack=1,
         ).to(TYPE, bitcast=True)

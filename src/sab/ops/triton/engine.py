@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +12,25 @@ from torch import Tensor
 from sab import torch_private
 from sab.config import SABConfig
 from sab.ops import precision
-from sab.ops.buffers import Buffers, Inputs, Weights, Work, blank, blank_work, cast
+from sab.ops.arguments import Given, Options, Parameters
+from sab.ops.buffers import (
+    Buffers,
+    Edges,
+    Inputs,
+    Prepared,
+    Weights,
+    Work,
+    begin,
+    blank,
+    blank_work,
+    cast,
+    finish,
+)
+from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan, unfit
 from sab.ops.plan import unsupported as no_plan
-from sab.ops.triton import small
+from sab.ops.preparation import input_gates
+from sab.ops.triton import around, small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
@@ -49,8 +65,6 @@ def unsupported(
         return f"k_top is larger than {LARGEST_K_TOP}"
     if config.layer_norm:
         return "it has no layer_norm"
-    if config.forgets:
-        return "it has no max_memory"
     if config.is_hierarchical:
         return "it has no hierarchical memory"
     if weights.h_mask is not None:
@@ -86,8 +100,16 @@ def _provides(kind: str, name: str) -> bool:
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
-    """The weights as both loops read them, or None where they take them as they are."""
+    """A tensor for the weights as both loops read them, or None where they take them as they are."""
     return small.pack(plan, weights, compute) if _is_small(plan) else None
+
+
+def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
+    """The packed weights, and the input's part of the gates in one product for all steps."""
+    packed = pack(plan, parameters.of_loops(), options.compute)
+    if packed is not None and small.is_in_lanes(packed):
+        return around.prepare(plan, given, parameters, options, packed)
+    return Prepared(input_gates(given, parameters, options), packed)
 
 
 def overwrites_gates(plan: Plan) -> bool:
@@ -95,19 +117,22 @@ def overwrites_gates(plan: Plan) -> bool:
     return not _is_small(plan)
 
 
-def makes_gates(inputs: Inputs, weights: Weights) -> bool:
-    """No: one product for all steps is faster."""
-    return False
-
-
-def forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs | None = None) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges, inputs: Inputs | None = None) -> None:
     """The forward loop over time."""
     if _is_small(plan):
-        return small.forward(plan, weights, buffers)
+        return small.forward(plan, weights, buffers, edges)
     from sab.ops.triton import large
 
+    begin(plan, buffers, edges)
     blank(plan, buffers)
-    return large.forward(plan, cast(weights, buffers.gates.dtype), _complete(buffers))
+    large.forward(plan, cast(weights, buffers.gates.dtype), _complete(buffers))
+    return finish(plan, buffers, edges)
+
+
+def begins_with_output(buffers: Buffers) -> bool:
+    """Whether the backward loop can begin with the output's gradient alone."""
+    packed = buffers.packed
+    return packed is not None and small.is_in_lanes(packed) and small.has_room(packed)
 
 
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
@@ -120,6 +145,20 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     return large.backward(plan, cast(weights, buffers.gates.dtype), _complete(buffers), work)
 
 
+def gradients(
+    plan: Plan,
+    given: Given,
+    parameters: Parameters,
+    buffers: Buffers,
+    work: Work,
+    names: Sequence[str],
+    dtype: torch.dtype | None,
+) -> Gradients:
+    """By one kernel where the loops were those of `lanes`, else by torch's products."""
+    is_fused = small.is_in_lanes(buffers.packed) and around.makes_gradients(plan, given, parameters, buffers, names)
+    return (around.LanesGradients if is_fused else Gradients)(plan, given, parameters, buffers, work, dtype)
+
+
 def _is_small(plan: Plan) -> bool:
     return max(plan.n, plan.key_size) <= LARGEST_SMALL
 
@@ -128,4 +167,5 @@ def _complete(buffers: Buffers) -> Buffers:
     """The buffers with empty ones in the place of those that are not there."""
     empty = buffers.gates.new_empty(0)
     written = [empty if buffer is None else buffer for buffer in buffers.written]
-    return Buffers(*written, lengths=buffers.lengths, packed=buffers.packed)
+    others = {"lengths": buffers.lengths, "packed": buffers.packed, "live": buffers.live, "reads": buffers.reads}
+    return Buffers(*written, **others)

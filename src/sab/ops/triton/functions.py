@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sab.config import SABConfig
-from sab.ops import schedule
+from sab.ops import forgetting, schedule
 from sab.parts import pointwise
 from sab.parts.cells import Cell
 from sab.parts.incorporations import Incorporation
@@ -25,6 +25,7 @@ cuts = compiled(schedule.cuts)
 slots_at = compiled(schedule.slots_at)
 first_kept = compiled(schedule.first_kept)
 kept_row = compiled(schedule.kept_row)
+next_number = compiled(schedule.next_number)
 sortable = compiled(pointwise.sortable)
 from_sortable = compiled(pointwise.from_sortable)
 
@@ -54,6 +55,29 @@ def parts_of(cell_name: str, config: SABConfig) -> Parts:
         WEIGHTINGS[config.weighting],
         INCORPORATIONS[config.incorporate],
     )
+
+
+class Bound(NamedTuple):
+    """What the kernels depend on where the macrostate is bounded."""
+
+    forget: str | None
+    """The rule of forgetting; None without a bound."""
+    longest: int
+    """How many microstates a step selects at most: k_top, or the bound."""
+
+
+def bound_of(config: SABConfig) -> Bound:
+    """That of a configuration."""
+    if config.max_memory is None or not config.forgets:
+        return Bound(None, config.k_top)
+    return Bound(config.forget, min(config.k_top, config.max_memory))
+
+
+def bound_sizes(config: SABConfig) -> tuple[int, int]:
+    """How many microstates a row has at most, and by how many bits a count of reads is shifted to discount it."""
+    if config.max_memory is None or not config.forgets:
+        return 0, 0
+    return config.max_memory, forgetting.shift(config.max_memory)
 
 
 @lru_cache(maxsize=256)

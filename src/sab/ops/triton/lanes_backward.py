@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from sab.ops.triton.access import get, put
-from sab.ops.triton.functions import slots_at
+from sab.ops.triton.functions import kept_row, slots_at
 from sab.ops.triton.lanes import (
     BOX,
     angles_of,
@@ -82,7 +82,7 @@ def lanes_backward_kernel(
     w, threads, v, turn_rates, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
     key_scale, query_scale, selected_scores,
-    dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv,
+    dstore, dc, dcells, dgates, dhidden, dquery, dkeys, dsummary, dweights, dincorporated, dv, doutput,
     steps, batch, first_slots, slots, seen, k_att, k_trunc,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
@@ -92,7 +92,8 @@ def lanes_backward_kernel(
     READS_STATE: tl.constexpr, READS_SUMMARY: tl.constexpr,
     P: tl.constexpr, HELD: tl.constexpr, SHELVED: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, HAS_V: tl.constexpr,
-    HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr,
+    HAS_DOUTPUT: tl.constexpr, HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr,
+    LONGEST: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16
     DTYPE: tl.constexpr = store.dtype.element_ty
@@ -118,6 +119,14 @@ def lanes_backward_kernel(
         length = tl.load(lengths + row).to(tl.int32)
 
     zero = tl.zeros((NB, 32), DTYPE)
+    if HAS_DOUTPUT:  # gradients of what is read, and of the initial state, begin at 0
+        for slot in range(slots):
+            kept = tl.where(slot < first_slots, slot, kept_row(slot, seen, first_slots, k_att))
+            put(dstore + kept * stride + row * n + unit, zero, here, MATH)
+            put(dkeys + (row * slots + slot) * d + unit, zero, there, MATH)
+        put(dstore + first_slots * stride + row * n + unit, zero, here, MATH)
+        tl.debug_barrier()
+    w += (GATES + 2 + 2 * MAPPED) * P * P  # the transposed matrices
     held = load_held(w, HELD, P, MATH)
     shelf = lane
     if SHELVED > 0:
@@ -151,7 +160,12 @@ def lanes_backward_kernel(
     norms_t = last
     chain = zero
     dc_now = zero
-    arriving = get(dstore + store_t + stride + unit, here, "", MATH)
+    from_output = zero
+    arriving = zero
+    if HAS_DOUTPUT:  # nobody reads the last state
+        from_output = get(doutput + row_t + unit, unit < tl.where(length > 0, n, 0), "", MATH)
+    else:
+        arriving = get(dstore + store_t + stride + unit, here, "", MATH)
     c_after = zero
     if HAS_C:
         c_after = get(c + row_t + stride + unit, here, "", MATH)
@@ -185,6 +199,8 @@ def lanes_backward_kernel(
 
         # Keep.
         dh = arriving + chain
+        if HAS_DOUTPUT:
+            dh += from_output.to(DTYPE)
         if since_kept == 0:
             if NORMALISES:  # it is read again after the loop
                 of_key = turned(of_key, cosine, -sine, MATH)
@@ -255,7 +271,7 @@ def lanes_backward_kernel(
             norm = 1.0
             if SAVES_NORM:
                 norm = get(norms + norms_t + 0 * lane, lane >= 0, "", MATH)
-            is_last = lane == tl.minimum(K, used) - 1
+            is_last = lane == tl.minimum(LONGEST, used) - 1
             (dscores,) = WEIGH((dshares,), (shares,), norm, (is_last,))
             dscores = tl.where(is_read, dscores, 0.0)
             along = dscores
@@ -310,8 +326,12 @@ def lanes_backward_kernel(
             )  # fmt: skip
         since_kept = tl.where(since_kept == 0, k_att, since_kept) - 1
         used -= tl.where(since_kept == 0, 1, 0)
-        arriving = get(dstore + store_t + unit, unit < tl.where(t > 0, n, 0), "", MATH)
         is_kept = (t > 0) & (since_kept == 0)
+        if HAS_DOUTPUT:  # only what is kept can have been read
+            arriving = get(dstore + store_t + unit, unit < tl.where(is_kept, n, 0), "", MATH)
+            from_output = get(doutput + row_t - stride + unit, unit < tl.where(t > 0, n, 0), "", MATH)
+        else:
+            arriving = get(dstore + store_t + unit, unit < tl.where(t > 0, n, 0), "", MATH)
         of_key = get(dkeys + (row * slots + used) * d + unit, unit < tl.where(is_kept, d, 0), "", MATH)
 
         # Cell.

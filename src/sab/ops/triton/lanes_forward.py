@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 
 from sab.ops.triton.access import get, put
-from sab.ops.triton.functions import first_kept, slots_at
+from sab.ops.triton.forgetting import as_slots, count_reads, forgotten, renew, write_list
+from sab.ops.triton.functions import first_kept, next_number, slots_at
 from sab.ops.triton.lanes import (
     BOX,
     angles_of,
@@ -60,24 +61,25 @@ def hidden_products(held, shelf, h, GATES: tl.constexpr, TYPE: tl.constexpr, P: 
     return found
 
 
-@triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att"])
+@triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "most", "discount"])
 def lanes_forward_kernel(
     w, threads, b_hh, scorer_bias, v, b_incorporate, turn_rates, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-    key_scale, query_scale, selected_scores,
-    steps, batch, first_slots, slots, seen, k_att,
+    key_scale, query_scale, selected_scores, live, reads, output,
+    steps, batch, first_slots, slots, seen, k_att, most, discount,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
     NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
+    INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, FORGET: tl.constexpr,
     P: tl.constexpr, HELD: tl.constexpr, SHELVED: tl.constexpr, BY_PRODUCTS: tl.constexpr,
-    TYPE: tl.constexpr, MATH: tl.constexpr,
+    TYPE: tl.constexpr, MATH: tl.constexpr, IS_FRESH: tl.constexpr, WRITES_OUTPUT: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCORER_BIAS: tl.constexpr, HAS_V: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16
     DTYPE: tl.constexpr = store.dtype.element_ty
     GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
+    LISTED: tl.constexpr = FORGET is not None and FORGET != "recent"
     W_QUERY: tl.constexpr = GATES
     W_SUMMARY: tl.constexpr = GATES + 1
     W_STATE: tl.constexpr = GATES + 2
@@ -118,15 +120,27 @@ def lanes_forward_kernel(
     gates_t = gates + row * GATES * n
     store_t = store + (first_slots * batch + row) * n  # the hidden state that enters step t
     c_t = c + row * n
-    row_t = row * n  # in h_hat, summary, mapped, hidden_new
+    row_t = row * n  # in h_hat, summary, mapped, hidden_new, output
     query_t = query + row * d
     list_t = row * K
     norms_t = row
     own_keys = keys + row * slots * d
-    h = get(store_t + unit, here, "", MATH)
-    c_now = h
-    if HAS_C:
-        c_now = get(c_t + unit, here, "", MATH)
+    own_list, own_reads = None, None
+    if LISTED:
+        own_list = live + row * tl.minimum(slots, most)
+        write_list(own_list, 0, first_slots, tl.minimum(slots, most), thread, MATH)
+    if FORGET == "most_read":
+        own_reads = reads + row * tl.minimum(slots, most)
+    h = zero
+    c_now = zero
+    if IS_FRESH:
+        put(store_t + unit, zero, here, MATH)
+        if HAS_C:
+            put(c_t + unit, zero, here, MATH)
+    else:
+        h = get(store_t + unit, here, "", MATH)
+        if HAS_C:
+            c_now = get(c_t + unit, here, "", MATH)
     x = get_gates(gates_t, unit, unit < tl.where(length > 0, n, 0), n, GATES, MATH)
 
     # The products with the hidden state are made at the end of the step before.
@@ -160,9 +174,15 @@ def lanes_forward_kernel(
         tl.debug_barrier()  # the newest key is stored as well
 
         # Read.
+        remembered = used
+        read_keys = own_keys
+        if FORGET is not None:
+            remembered = tl.minimum(used, most)
+        if FORGET == "recent":
+            read_keys = own_keys + (used - remembered) * d
         ahead = ()
         if BY_PRODUCTS:
-            ahead = load_tile(own_keys, 0, used, P, MATH)
+            ahead = load_tile(read_keys, own_list, 0, remembered, P, MATH)
         state = recall(box + BOX, noted, P, TYPE, MATH)
         q = QUERY(product(w_query, state, TYPE, P, MATH), q_bias, SCALE)
         put(query_t + unit, q, there, MATH)
@@ -178,12 +198,18 @@ def lanes_forward_kernel(
             tl.debug_barrier()
         if DTYPE == tl.float64:  # in the interpreter
             v_row = tl.load(v + tl.arange(0, P), mask=tl.arange(0, P) < d, other=0)
-            scores, chosen = select_exactly(own_keys, used, asked, v_row, lane, K, d, TERMS, MATH, DTYPE)
+            scores, chosen = select_exactly(
+                read_keys, own_list, remembered, asked, v_row, lane, K, d, TERMS, MATH, DTYPE
+            )  # fmt: skip
         else:
             scores, chosen, square = select_lanes(
-                own_keys, ahead, used, asked, v, box + 2 * BOX, box + 3 * BOX, box + 6 * BOX,
+                read_keys, own_list, ahead, remembered, asked, v, box + 2 * BOX, box + 3 * BOX, box + 6 * BOX,
                 K, d, TERMS, HAS_V and not NORMALISES, BY_PRODUCTS, NORMALISES, P, TYPE, MATH, DTYPE,
             )  # fmt: skip
+        if FORGET == "most_read":
+            count_reads(own_reads, chosen, (warp == 0) & (lane < K), MATH)
+        if FORGET is not None:
+            chosen = as_slots(own_list, used - remembered if FORGET == "recent" else 0, chosen, MATH)
 
         # What was selected comes while its weights are computed.
         rows = rows_of(chosen, first_slots, seen, k_att, batch, row)
@@ -230,6 +256,8 @@ def lanes_forward_kernel(
             h = INCORPORATE(h_new, s, h_new, MATH)
         h = tl.where(used > 0, h, h_new)
         put(store_t + batch * n + unit, h, here, MATH)
+        if WRITES_OUTPUT:
+            put(output + row_t + unit, h, here, MATH)
 
         # The next step's products, and keep.
         state = exchanged(box, h, unit, P, TYPE, MATH)
@@ -242,6 +270,10 @@ def lanes_forward_kernel(
                 put(key_scale + row * slots + used + 0 * lane, key_inverse + zero, (warp == 0) & (lane == 0), MATH)
                 new_key = turned(new_key * key_inverse, cosine, sine, MATH)
             put(own_keys + used * d + unit, new_key, there, MATH)
+            if LISTED:
+                number = next_number(seen + t, k_att)
+                gone = forgotten(own_reads, remembered, most, discount, number, thread, box + 5 * BOX, FORGET, MATH)
+                renew(own_list, own_reads, gone, remembered, most, used, thread, FORGET, MATH)
 
         used += tl.where(until_kept == 0, 1, 0)
         until_kept = tl.where(until_kept == 0, k_att, until_kept) - 1
@@ -254,11 +286,17 @@ def lanes_forward_kernel(
         norms_t += batch
         x = next_x
 
+    if FORGET == "recent":
+        remembered = tl.minimum(used, most)
+        places = tl.minimum(slots, most)
+        write_list(live + row * places, used - remembered, remembered, places, thread, MATH)
     if HAS_LENGTHS:  # past its end a row is all zeros
         for _ in range(length, steps):
             for gate in tl.static_range(GATES):
                 put(gates_t + gate * n + unit, zero, here, MATH)
             put(store_t + batch * n + unit, zero, here, MATH)
+            if WRITES_OUTPUT:
+                put(output + row_t + unit, zero, here, MATH)
             put(h_hat + row_t + unit, zero, here, MATH)
             if HAS_C:
                 put(c_t + batch * n + unit, zero, here, MATH)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from sab.ops.triton.access import get
+from sab.ops.triton.forgetting import slot_at
 from sab.ops.triton.functions import from_sortable, sortable
 from sab.ops.triton.lanes import (
     BOX,
@@ -37,20 +38,25 @@ def key_loads_of(count):
 
 
 @triton.jit
-def load_tile(keys, first, used, P: tl.constexpr, MATH: tl.constexpr):
-    """P keys of P numbers from slot `first` on, anything past those in use, as a left operand of products."""
+def load_tile(keys, live, first, used, P: tl.constexpr, MATH: tl.constexpr):
+    """P keys of P numbers from place `first` on, anything past those in use, as a left operand of products."""
     NB: tl.constexpr = P // 16
     if MATH == "plain":
-        slot = first + unit_of(NB)[:, :, None]
-        return tl.load(keys + slot * P + tl.arange(0, P)[None, None, :], mask=slot < used, other=0)
+        place = first + unit_of(NB)[:, :, None]
+        slot = slot_at(live, place, place < used, MATH)
+        return tl.load(keys + slot * P + tl.arange(0, P)[None, None, :], mask=place < used, other=0)
     else:
         lane = lanes_of(NB)
-        slot = first + warps_of(NB) * 16 + lane // 4
-        pointer = (keys + slot * P + lane % 4 * 8).to(tl.int64)
+        place = first + warps_of(NB) * 16 + lane // 4
+        pointer = (keys + slot_at(live, place, place < used, MATH) * P + lane % 4 * 8).to(tl.int64)
+        second = pointer + 16 * P
+        if live is not None:
+            slot = slot_at(live, place + 8, place + 8 < used, MATH)
+            second = (keys + slot * P + lane % 4 * 8).to(tl.int64)
         return tl.inline_asm_elementwise(
             key_loads_of(P // 32),
             outputs_of(P // 4, "l", "l", "r"),
-            [pointer, pointer + 16 * P, used - slot],
+            [pointer, second, used - place],
             dtype=(tl.int32,) * (P // 4),
             is_pure=False,
             pack=1,
@@ -59,32 +65,34 @@ def load_tile(keys, first, used, P: tl.constexpr, MATH: tl.constexpr):
 
 @triton.jit
 def score_tile(
-    keys, first, used, query, v, box,
+    keys, live, first, used, query, v, box,
     d: tl.constexpr, TERMS: tl.constexpr, HAS_V: tl.constexpr, P: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The scores of P keys from slot `first` on, by `unit_of`, for a query in a box, in float32.
+    """The scores of P keys from place `first` on, by `unit_of`, for a query in a box, in float32.
 
     Half precision will do for tanh where MATH is "approximate": there are very many.
     """
     TERM_MATH: tl.constexpr = "halves" if MATH == "approximate" else MATH
     NB: tl.constexpr = P // 16
     lane = lanes_of(NB)
-    slot = first + warps_of(NB) * 16 + lane // 4
+    place = first + warps_of(NB) * 16 + lane // 4
     if MATH == "plain":
-        slot = first + unit_of(NB)[:, :, None]
+        place = first + unit_of(NB)[:, :, None]
         column = tl.arange(0, P)[None, None, :]
-        key = tl.load(keys + slot * d + column, mask=(slot < used) & (column < d), other=0).to(DTYPE)
+        slot = slot_at(live, place, place < used, MATH)
+        key = tl.load(keys + slot * d + column, mask=(place < used) & (column < d), other=0).to(DTYPE)
         v_row = tl.load(v + column, mask=column < d, other=0).to(DTYPE)
         terms = TERMS(key, query[None, None, :], v_row, TERM_MATH)
         return tl.sum(tl.where(column < d, terms, 0.0), 2)
     else:
         scores = ()
         for row in tl.static_range(2):
-            own = slot + 8 * row
+            own = place + 8 * row
+            slot = slot_at(live, own, own < used, MATH)
             score = tl.zeros((NB, 32), tl.float32)
             for c in tl.static_range(P // 16):
                 column = c // 2 * 32 + c % 2 * 4 + lane % 4 * 8
-                key = get_four(keys + own * d, column, own < used, d, DTYPE, MATH)
+                key = get_four(keys + slot * d, column, own < used, d, DTYPE, MATH)
                 q_four = get_shared(box + column * 4, 1, 16)
                 for i in tl.static_range(4):
                     v_entry = score
@@ -142,17 +150,17 @@ def square_of(box, P: tl.constexpr, MATH: tl.constexpr):
 
 @triton.jit
 def select_lanes(
-    keys, ahead, used, query, v, q_box, length_box, box,
+    keys, live, ahead, used, query, v, q_box, length_box, box,
     K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, HAS_V: tl.constexpr, BY_PRODUCTS: tl.constexpr,
     NORMALISES: tl.constexpr, P: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The K best of the first `used` keys, highest first: scores and slots by place, of each warp for itself.
+    """The K best of the first `used` keys, highest first: scores and slots, of each warp for itself.
 
-    In a round the warps score 256 keys and tell each other the scores. A score's lowest nine bits, which approximate
-    scores can spare, give way to the candidate's position: so one comparison decides who is first and, among equals,
-    who is older. Each thread sorts its eight; then the best of all is K times the best of the lanes' first ones. With
-    NORMALISES the square of the length of what lies in `length_box` is found on the way, where nothing waits for it; it
-    is 0 if there is no key.
+    With a list `live` it is the keys of its slots, and what is found are places in it. In a round the warps score 256
+    keys and tell each other the scores. A score's lowest nine bits, which approximate scores can spare, give way to the
+    candidate's position: so one comparison decides who is first and, among equals, who is older. Each thread sorts its
+    eight; then the best of all is K times the best of the lanes' first ones. With NORMALISES the square of the length
+    of what lies in `length_box` is found on the way, where nothing waits for it; it is 0 if there is no key.
     """
     NB: tl.constexpr = P // 16
     LOWEST: tl.constexpr = -2147483648
@@ -170,9 +178,9 @@ def select_lanes(
         for first in range(start, end, P):
             if BY_PRODUCTS:
                 score = product(ahead, query, TYPE, P, MATH, BY_ROWS=True)
-                ahead = load_tile(keys, first + P, used, P, MATH)
+                ahead = load_tile(keys, live, first + P, used, P, MATH)
             else:
-                score = score_tile(keys, first, used, query, v, q_box, d, TERMS, HAS_V, P, MATH, DTYPE)
+                score = score_tile(keys, live, first, used, query, v, q_box, d, TERMS, HAS_V, P, MATH, DTYPE)
             slot = first + own
             position = 32 + slot - start  # after those of the rounds before
             number = (sortable(score.to(tl.float32)) & ~511) | (511 - position)

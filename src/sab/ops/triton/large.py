@@ -26,7 +26,15 @@ from sab.ops import schedule
 from sab.ops.buffers import Buffers, Weights, Work
 from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, product
-from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
+from sab.ops.triton.functions import (
+    Bound,
+    Parts,
+    backward_constants,
+    bound_of,
+    bound_sizes,
+    forward_constants,
+    parts_of,
+)
 from sab.ops.triton.large_backward import backward_kernel
 from sab.ops.triton.large_forward import forward_kernel
 from sab.ops.triton.large_parts import round_kernel
@@ -53,7 +61,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
     # The states once more as factors, read by all programs in each step.
     h_left, h_hat_left, summary_left = keys.new_zeros(4, batch, inner).split((2, 1, 1))
     _put_factor(store[plan.first_slots], h_left[0], options)
-    values = map_part = partial = key_squares = query_squares = best_key = best_slot = None
+    values = map_part = partial = key_squares = query_squares = best_key = best_slot = lost = None
     if shape.has_values:
         values, map_part = keys.new_empty(plan.slots, batch, n), store.new_empty(batch, n)
         if plan.first_slots > 0:
@@ -62,9 +70,10 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
         slices = triton.cdiv(n, options["SLICE"])
         best_key = store.new_empty(slices, batch, options["PLACES"])
         best_slot = torch.empty(best_key.shape, dtype=torch.int32, device=store.device)
+        lost = best_slot.new_empty(batch) if plan.config.forgets else None
     elif plan.config.k_top > 0:
         column_tiles = triton.cdiv(plan.key_size, options["COLUMNS"])
-        partial = store.new_empty(column_tiles, batch, plan.slots)
+        partial = store.new_empty(column_tiles, batch, plan.places if plan.config.forgets else plan.slots)
         if options["NORMALISES"]:
             query_squares = store.new_empty(column_tiles, batch)
             unit_tiles = triton.cdiv(max(n, plan.key_size), options["UNITS"])
@@ -87,9 +96,16 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
             query_squares,
             best_key,
             best_slot,
+            buffers.live,
+            buffers.reads,
+            lost,
             torch.zeros(1, dtype=torch.int32, device=store.device),
         ],
-        [*_sizes(plan), 0 if weights.scorer_bias is None else len(weights.scorer_bias)],
+        [
+            *_sizes(plan),
+            0 if weights.scorer_bias is None else len(weights.scorer_bias),
+            *bound_sizes(plan.config),
+        ],
         constants,
     )
 
@@ -170,6 +186,7 @@ class Shape(NamedTuple):
     multiprocessors: int
     has_values: bool
     """Whether the map's part of a summary is a sum of the microstates' parts, each computed once, when it is kept."""
+    bound: Bound
 
 
 def _shape(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.device) -> Shape:
@@ -178,7 +195,7 @@ def _shape(plan: Plan, compute: torch.dtype, tf32: bool | None, device: torch.de
     # Those from before the loop are computed anew at each call: many, for a few steps, cost more than they save.
     is_mapped = parts.incorporation is not None and parts.incorporation.has_weights
     has_values = is_mapped and not plan.is_affine and plan.first_slots <= MOST_FIRST * plan.steps
-    return Shape(parts, *sizes, compute, tf32, _multiprocessors(device), has_values)
+    return Shape(parts, *sizes, compute, tf32, _multiprocessors(device), has_values, bound_of(plan.config))
 
 
 def _has_keys(shape: Shape) -> bool:
@@ -194,7 +211,7 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
 def _forward_launch(shape: Shape) -> tuple[Constants, int]:
     """What the forward kernel is compiled for, and how many programs run it."""
     tiles = _forward_tiles(shape)
-    options = forward_constants(shape.parts) | _options(shape) | tiles | LAUNCH
+    options = forward_constants(shape.parts) | _options(shape) | {"FORGET": shape.bound.forget} | tiles | LAUNCH
     return Constants(options), _programs(shape, tiles)
 
 
@@ -206,6 +223,7 @@ def _backward_launch(shape: Shape) -> tuple[Constants, int]:
     options["CHAIN"] = triton.cdiv(gates * shape.n, block) * block
     options["KEY_INNER"] = triton.cdiv(shape.key_size, block) * block
     options["FETCHES"] = _has_keys(shape) and not INTERPRETED
+    options["LONGEST"] = shape.bound.longest
     options |= backward_constants(shape.parts) | tiles | LAUNCH
     return Constants(options), _programs(shape, tiles)
 

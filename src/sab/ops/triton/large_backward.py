@@ -249,7 +249,7 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                          N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
                          SCALE: tl.constexpr, MIXED: tl.constexpr, PIECE: tl.constexpr, SLICE: tl.constexpr,
                          KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr,
-                         PIECES: tl.constexpr):  # fmt: skip
+                         PIECES: tl.constexpr, LONGEST: tl.constexpr):  # fmt: skip
     """From the gradient of h_t to those of the selected microstates, their keys and the query: a slice of a row's units
     and of its query in one tile.
 
@@ -330,7 +330,7 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
         norm = 1.0
         if SAVES_NORM:
             norm = tl.load(norms + at_row)
-        is_last = place == tl.minimum(K_TOP, used) - 1
+        is_last = place == tl.minimum(LONGEST, used) - 1
         (dscores,) = WEIGH((da,), (weight,), norm, (is_last,))
         da = tl.where(valid, dscores, 0.0)
         if NUMBERS:
@@ -497,8 +497,8 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                     UNITS: tl.constexpr, PIECES: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                     PIECE: tl.constexpr, SLICE: tl.constexpr, KEY_PIECE: tl.constexpr, KEY_SLICE: tl.constexpr,
                     GROUP: tl.constexpr, FETCHES: tl.constexpr, INNER: tl.constexpr, KEY_INNER: tl.constexpr,
-                    CHAIN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                    PRECISION: tl.constexpr):  # fmt: skip
+                    CHAIN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+                    LONGEST: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
@@ -553,7 +553,7 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                                      GATES, HAS_C, SPLITS, NUMBERS, SLOPE, QUERY, SCORE, NORMALISES, WEIGH, SAVES_NORM,
                                      INCORPORATE, MAPPED, SAVES_MAP, READS_STATE, READS_SUMMARY, VALUES, KEY_INNER,
                                      ENTRIES, CHAIN, N, D, K_TOP, PLACES, SCALE, MIXED, PIECE, SLICE, KEY_PIECE,
-                                     KEY_SLICE, GROUP, PIECES)  # fmt: skip
+                                     KEY_SLICE, GROUP, PIECES, LONGEST)  # fmt: skip
                 goal = meet(counter, goal, programs)
         if NUMBERS:
             alone = used == 0

@@ -4,7 +4,16 @@
 import triton
 import triton.language as tl
 
-from sab.ops.triton.functions import keeps, slots_at
+from sab.ops.triton.forgetting import (
+    as_slots,
+    count_reads,
+    forgotten,
+    lost_of,
+    places_of,
+    renew,
+    write_list,
+)
+from sab.ops.triton.functions import keeps, next_number, slots_at
 from sab.ops.triton.large_parts import (
     NOWHERE,
     also,
@@ -184,14 +193,55 @@ def _affine_key(t, row, batch, seen, k_att, bias_size, h, keys_type: tl.constexp
 
 
 @triton.jit
-def _query_phase(t, batch, pid, programs, used, seen, slots, h_hat_left, query, query_squares, keys, partial, map_part,
-                 turn_rates, w_query, scorer_bias, v, b_incorporate, real: tl.constexpr, MATH: tl.constexpr,
-                 QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr, SCALE: tl.constexpr,
-                 VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                 SLOTS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, slot].
-    With values also the map's part that comes from ĥ and the bias, as many columns: the same factor.
+def _best_keys(row, live, oldest, count, slots, keys, real: tl.constexpr, PLACES: tl.constexpr,
+               CANDIDATES: tl.constexpr):  # fmt: skip
+    """The best of a row's first `count` slots from the oldest on, or of those in its list, where keys are numbers."""
+    place = tl.arange(0, PLACES)
+    best, slot = tl.full((PLACES,), float("-inf"), real), place + NOWHERE
+    for first in range(0, count, CANDIDATES):
+        candidate = first + tl.arange(0, CANDIDATES)
+        own = oldest + candidate
+        there = candidate < count
+        if live is not None:
+            own = tl.load(live + candidate, mask=there, other=-1)
+            there = own >= 0  # a row that has ended may have fewer
+            own = tl.where(there, own, candidate + (NOWHERE + PLACES))
+        key = tl.load(keys + wide(row) * slots + own, mask=there, other=float("-inf"))
+        best, slot = merge(best, slot, key.to(real), own, PLACES)
+    return best, slot
+
+
+@triton.jit
+def _forget_phase(t, batch, pid, programs, slot, seen, k_att, most, discount, width, live, reads, lost, lengths,
+                  FORGET: tl.constexpr):  # fmt: skip
+    """Adds the slot that step t keeps to the rows' lists, and takes out what it makes forgotten."""
+    thread = tl.arange(0, 256)
+    remembered = tl.minimum(slot, most)
+    for row in range(pid, batch, programs):
+        alive = True
+        if lengths is not None:
+            alive = t < tl.load(lengths + row)
+        if alive:
+            own_list, own_reads = live + wide(row) * width, reads
+            if FORGET == "most_read":
+                own_reads = reads + wide(row) * width
+            number = next_number(seen + t, k_att)
+            gone = forgotten(own_reads, remembered, most, discount, number, thread, None, FORGET, "plain")
+            if lost is not None:
+                tl.store(lost + row, lost_of(own_list, gone, remembered, most, slot))
+            renew(own_list, own_reads, gone, remembered, most, slot, thread, FORGET, "plain")
+
+
+@triton.jit
+def _query_phase(t, batch, pid, programs, used, seen, slots, width, h_hat_left, query, query_squares, keys, live,
+                 partial, map_part, turn_rates, w_query, scorer_bias, v, b_incorporate, real: tl.constexpr,
+                 MATH: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr,
+                 SCALE: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+                 COLUMNS: tl.constexpr, SLOTS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
+                 STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, place].
+    A place is a slot, or one of the row's list `live`. With values also the map's part that comes from ĥ and the bias,
+    as many columns: the same factor.
 
     Where the scorer normalises, the query is stored as it is, and multiplied with v and turned for the scores. Of its
     length a tile knows only its part, query_squares [tile, row], so `_read_phase` divides the scores instead, and those
@@ -227,12 +277,17 @@ def _query_phase(t, batch, pid, programs, used, seen, slots, h_hat_left, query, 
             rate = tl.load(turn_rates + column, mask=column < D, other=0)
             cosine, sine = turns(seen + t, column, rate, real, MATH)
             own = turned(own * factor[None, :], cosine[None, :], sine[None, :])
-        slot = tl.arange(0, SLOTS)
-        key_at = keys + ((wide(row) * slots)[:, None] + slot[None, :])[:, :, None] * D + column[None, None, :]
-        score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * slots + slot[None, :]
+        place = tl.arange(0, SLOTS)
+        key_at = keys + ((wide(row) * slots)[:, None] + place[None, :])[:, :, None] * D + column[None, None, :]
+        score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * width + place[None, :]
         for first in tl.range(0, tl.where(has_columns, used, 0), SLOTS, num_stages=STAGES):
-            there = (row < batch)[:, None] & (first + slot < used)[None, :]
-            key = tl.load(key_at + first * D, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
+            there = (row < batch)[:, None] & (first + place < used)[None, :]
+            own_at = key_at + first * D
+            if live is not None:
+                slot = tl.load(live + (wide(row) * width)[:, None] + (first + place)[None, :], mask=there, other=0)
+                slot = tl.maximum(slot, 0)  # a row that has ended may have fewer
+                own_at = keys + ((wide(row) * slots)[:, None] + slot)[:, :, None] * D + column[None, None, :]
+            key = tl.load(own_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
             terms = TERMS(key.to(real), own[:, None, :], factor[None, None, :], MATH)
             if D % COLUMNS != 0:  # of zeros a scorer may make anything
                 terms = tl.where((column < D)[None, None, :], terms, 0.0)
@@ -240,16 +295,25 @@ def _query_phase(t, batch, pid, programs, used, seen, slots, h_hat_left, query, 
 
 
 @triton.jit
-def _scores(row, slot, batch, used, slots, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+def _scores(row, place, batch, used, width, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
             CANDIDATES: tl.constexpr):  # fmt: skip
     """The sums of `partial`."""
     block = tl.arange(0, 64)
     score = tl.zeros((CANDIDATES,), real)
     for first in range(0, tl.cdiv(D, COLUMNS), 64):
-        at = partial + (wide((first + block) * batch) + row)[:, None] * slots + slot[None, :]
-        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (slot < used)[None, :]
+        at = partial + (wide((first + block) * batch) + row)[:, None] * width + place[None, :]
+        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (place < used)[None, :]
         score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
     return score
+
+
+@triton.jit
+def _is_newest(place, used, remembered, live):
+    """Whether places are of the newest slot, which is the last in use."""
+    if live is None:
+        return place == remembered - 1
+    else:
+        return tl.load(live + place, mask=place < remembered, other=-1) == used - 1
 
 
 @triton.jit
@@ -259,16 +323,17 @@ def _scaled(score, is_newest, scale, key_scale):
 
 
 @triton.jit
-def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old, h_out,
-                h_next, store, h_hat, keys, key_scale, key_squares, values, partial, map_part, query_squares, best_key,
-                best_slot, weights, selected, norms, summary, mapped, query_scale, scores, summary_left, lengths,
-                w_memory, w_query, scorer_bias, real: tl.constexpr, MATH: tl.constexpr, NUMBERS: tl.constexpr,
-                MARK: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr,
-                WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr,
-                MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                K_TOP: tl.constexpr, PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr,
-                PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
-                UNITS: tl.constexpr, CANDIDATES: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
+def _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_slots, slots, width, k_att, bias_size,
+                most, discount, h_old, h_out, h_next, store, h_hat, keys, key_scale, key_squares, values, partial,
+                map_part, query_squares, best_key, best_slot, live, reads, lost, weights, selected, norms, summary,
+                mapped, query_scale, scores, summary_left, lengths, w_memory, w_query, scorer_bias, real: tl.constexpr,
+                MATH: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr, NORMALISES: tl.constexpr,
+                SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
+                SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
+                FORGET: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
+                PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr, PIECE: tl.constexpr,
+                KEY_SLICE: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
+                CANDIDATES: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
     """Selects, weighs and sums up, and makes h_t but where its map is a product of the summary: a slice of a row's
     units in one tile. With values the map's part of the summary is their sum, weighed alike."""
     place = tl.arange(0, PLACES)
@@ -278,6 +343,11 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
         alive = True
         if lengths is not None:
             alive = t < tl.load(lengths + row)
+        own_list, oldest = live, 0
+        if live is not None:
+            own_list = live + wide(row) * width
+        if FORGET == "recent":
+            oldest = used - remembered
         if NUMBERS:
             # Each slice has the row's best to itself, so that they need not wait for each other.
             held = tile * PLACES + place
@@ -286,9 +356,20 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
                 key = _affine_key(t - 1, row, batch, seen, k_att, bias_size, h_old, keys.dtype.element_ty, w_memory,
                                   scorer_bias, real, MATH, N, 1024, MARK)  # fmt: skip
                 tl.store(keys + wide(row) * slots + used - 1, key, mask=part == 0)
-                candidate = tl.where(place == 0, key.to(real), float("-inf"))
+                is_new = place == 0
+                if FORGET is not None:
+                    if FORGET == "recent":
+                        gone = tl.where(oldest > 0, oldest - 1, -1)
+                    else:
+                        gone = tl.load(lost + row)
+                    is_kept = gone != used - 1
+                    if is_kept & (tl.max((slot == gone).to(tl.int32)) > 0):  # one that fell out takes its place
+                        best, slot = _best_keys(row, own_list, oldest, remembered - 1, slots, keys, real, PLACES,
+                                                CANDIDATES)  # fmt: skip
+                    is_new = place == tl.where(is_kept, 0, -1)
+                candidate = tl.where(is_new, key.to(real), float("-inf"))
                 best, slot = merge(
-                    best, slot, candidate, tl.where(place == 0, used - 1, place + (NOWHERE + PLACES)), PLACES
+                    best, slot, candidate, tl.where(is_new, used - 1, place + (NOWHERE + PLACES)), PLACES
                 )
                 tl.store(best_key + held, best)
                 tl.store(best_slot + held, slot)
@@ -301,25 +382,36 @@ def _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots
             if NORMALISES:
                 of_query = _squares(query_squares, row, batch, True, real, (D + COLUMNS - 1) // COLUMNS)
                 of_key = _squares(key_squares, row, batch, keeping, real, (D + UNITS - 1) // UNITS)
-            found = _scores(row, candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+            found = _scores(row, candidate, batch, remembered, width, partial, real, D, COLUMNS, CANDIDATES)
             if NORMALISES:
                 inverse = tl.rsqrt(tl.sum(of_query, 0) + SMALLEST_SQUARE * D)
                 key_inverse = tl.where(keeping, tl.rsqrt(tl.sum(of_key, 0) + SMALLEST_SQUARE * D), 1.0)
-                found = _scaled(found, candidate == used - 1, inverse * (D * SCALE), key_inverse)
-            score, slot = top(tl.where(candidate < used, found, float("-inf")), candidate, PLACES)
-            for first in range(CANDIDATES, used, CANDIDATES):
-                found = _scores(row, first + candidate, batch, used, slots, partial, real, D, COLUMNS, CANDIDATES)
+                is_newest = _is_newest(candidate, used, remembered, own_list)
+                found = _scaled(found, is_newest, inverse * (D * SCALE), key_inverse)
+            score, slot = top(tl.where(candidate < remembered, found, float("-inf")), candidate, PLACES)
+            for first in range(CANDIDATES, remembered, CANDIDATES):
+                found = _scores(row, first + candidate, batch, remembered, width, partial, real, D, COLUMNS,
+                                CANDIDATES)  # fmt: skip
                 if NORMALISES:
-                    found = _scaled(found, first + candidate == used - 1, inverse * (D * SCALE), key_inverse)
-                found = tl.where(first + candidate < used, found, float("-inf"))
+                    is_newest = _is_newest(first + candidate, used, remembered, own_list)
+                    found = _scaled(found, is_newest, inverse * (D * SCALE), key_inverse)
+                found = tl.where(first + candidate < remembered, found, float("-inf"))
                 score, slot = merge(score, slot, found, first + candidate, PLACES)
             if NORMALISES:
                 if keeping:
                     _shorten(used - 1, row, part, key_inverse, slots, keys, key_scale, D, KEY_SLICE, PIECE)
-        k = tl.minimum(K_TOP, used)
+        k = tl.minimum(K_TOP, remembered)
         weight, norm = WEIGH(score, place < k)
         valid = also(place < k, alive)
         weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, -1)
+        if FORGET == "most_read":
+            if part == 0:
+                was_read = slot
+                if NUMBERS:
+                    was_read = places_of(own_list, remembered, discount, slot, "plain")
+                count_reads(reads + wide(row) * width, was_read, valid, "plain")
+        if (FORGET is not None) and (not NUMBERS):
+            slot = as_slots(own_list, oldest, slot, "plain")
         if part == 0:
             tl.store(weights + at_row * K_TOP + place, weight, mask=valid)
             tl.store(selected + at_row * K_TOP + place, slot, mask=valid)
@@ -399,34 +491,40 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
         store_factor(h_next + row[:, None] * INNER + unit[None, :], new, inside, MIXED)
 
 
-@triton.jit(do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size"])
+@triton.jit(
+    do_not_specialize=["steps", "batch", "seen", "first_slots", "slots", "k_att", "bias_size", "most", "discount"]
+)
 def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
                    key_scale, query_scale, scores, lengths, turn_rates, w_hh, b_hh, w_memory, w_query, scorer_bias, v,
                    w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, values, map_part, partial,
-                   key_squares, query_squares, best_key, best_slot, counter, steps, batch, seen, first_slots, slots,
-                   k_att, bias_size, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
-                   NUMBERS: tl.constexpr, MARK: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
-                   QUERY: tl.constexpr, TERMS: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-                   SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
-                   VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr,
-                   SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr,
-                   UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
-                   SLICE: tl.constexpr, PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr,
-                   CANDIDATES: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                   key_squares, query_squares, best_key, best_slot, live, reads, lost, counter, steps, batch, seen,
+                   first_slots, slots, k_att, bias_size, most, discount, CELL: tl.constexpr, GATES: tl.constexpr,
+                   HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr,
+                   NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
+                   WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr,
+                   MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, FORGET: tl.constexpr, VALUES: tl.constexpr,
+                   N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
+                   MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+                   QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr,
+                   PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr, CANDIDATES: tl.constexpr,
+                   INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
                    PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
     KEYS: tl.constexpr = K_TOP > 0 and not NUMBERS
+    LISTED: tl.constexpr = FORGET is not None and FORGET != "recent"
+    lists = live if LISTED else None
+    width = slots  # of a row's list, and of its scores
+    if FORGET is not None:
+        width = tl.minimum(slots, most)
+    if LISTED:
+        for row in range(pid, batch, programs):
+            write_list(live + wide(row) * width, 0, first_slots, width, tl.arange(0, 256), "plain")
     if NUMBERS and K_TOP > 0:
         for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
             place = tl.arange(0, PLACES)
-            best, slot = tl.full((PLACES,), float("-inf"), real), place + NOWHERE
-            for first in range(0, first_slots, CANDIDATES):
-                candidate = first + tl.arange(0, CANDIDATES)
-                key = tl.load(keys + wide(tile % batch) * slots + candidate, mask=candidate < first_slots,
-                              other=float("-inf"))  # fmt: skip
-                best, slot = merge(best, slot, key.to(real), candidate, PLACES)
+            best, slot = _best_keys(tile % batch, None, 0, first_slots, slots, keys, real, PLACES, CANDIDATES)
             tl.store(best_key + tile * PLACES + place, best)
             tl.store(best_slot + tile * PLACES + place, slot)
     for t in range(steps):
@@ -444,22 +542,33 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                     h_old, h_new, c, gates, hidden_new, h_hat, keys, key_squares, turn_rates, values, lengths, w_hh,
                     b_hh, w_memory, real, MATH, CELL, N, D, GATES, HAS_C, SPLITS, KEYS, VALUES, NORMALISES, MIXED, ROWS,
                     UNITS, INNER, BLOCK, STAGES, PRECISION)  # fmt: skip
+        remembered = used
+        read_keys = keys
+        if FORGET is not None:
+            remembered = tl.minimum(used, most)
+        if FORGET == "recent":
+            read_keys = keys + wide(used - remembered) * D
+        if LISTED:
+            if keeping:  # all have read what the step before read, and counted it
+                _forget_phase(t - 1, batch, pid, programs, used - 1, seen, k_att, most, discount, width, live, reads,
+                              lost, lengths, FORGET)  # fmt: skip
         goal = meet(counter, goal, programs)
         if K_TOP > 0:
             if used > 0:
                 if not NUMBERS:
-                    _query_phase(t, batch, pid, programs, used, seen, slots, h_hat_left, query, query_squares, keys,
-                                 partial, map_part, turn_rates, w_query, scorer_bias, v, b_incorporate, real, MATH,
-                                 QUERY, TERMS, NORMALISES, SCALE, VALUES, N, D, QUERY_ROWS, COLUMNS, SLOTS, INNER,
-                                 BLOCK, STAGES, PRECISION)  # fmt: skip
+                    _query_phase(t, batch, pid, programs, remembered, seen, slots, width, h_hat_left, query,
+                                 query_squares, read_keys, lists, partial, map_part, turn_rates, w_query, scorer_bias,
+                                 v, b_incorporate, real, MATH, QUERY, TERMS, NORMALISES, SCALE, VALUES, N, D,
+                                 QUERY_ROWS, COLUMNS, SLOTS, INNER, BLOCK, STAGES, PRECISION)  # fmt: skip
                     goal = meet(counter, goal, programs)
-                _read_phase(t, batch, pid, programs, used, keeping, seen, first_slots, slots, k_att, bias_size, h_old,
-                            h_new, next_left, store, h_hat, keys, key_scale, key_squares, values, partial, map_part,
-                            query_squares, best_key, best_slot, weights, selected, norms, summary, mapped, query_scale,
-                            scores, summary_left, lengths, w_memory, w_query, scorer_bias, real, MATH, NUMBERS, MARK,
-                            NORMALISES, SMALLEST_SQUARE, SCALE, WEIGH, SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED,
-                            SAVES_MAP, VALUES, N, D, K_TOP, PLACES, MIXED, SLICE, PIECE, KEY_SLICE, GROUP, COLUMNS,
-                            UNITS, CANDIDATES, INNER)  # fmt: skip
+                _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_slots, slots, width, k_att,
+                            bias_size, most, discount, h_old, h_new, next_left, store, h_hat, keys, key_scale,
+                            key_squares, values, partial, map_part, query_squares, best_key, best_slot, lists, reads,
+                            lost, weights, selected, norms, summary, mapped, query_scale, scores, summary_left, lengths,
+                            w_memory, w_query, scorer_bias, real, MATH, NUMBERS, MARK, NORMALISES, SMALLEST_SQUARE,
+                            SCALE, WEIGH, SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED, SAVES_MAP, FORGET, VALUES, N, D,
+                            K_TOP, PLACES, MIXED, SLICE, PIECE, KEY_SLICE, GROUP, COLUMNS, UNITS, CANDIDATES,
+                            INNER)  # fmt: skip
                 goal = meet(counter, goal, programs)
                 if MAPPED and not VALUES:
                     _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, mapped, h_new,
@@ -470,6 +579,9 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
         if keeps(seen + steps - 1, k_att):
             h_end = store + wide((first_slots + steps) * batch) * N
             slot = slots_at(seen + steps - 1, seen, first_slots, k_att)
+            if LISTED:
+                _forget_phase(steps - 1, batch, pid, programs, slot, seen, k_att, most, discount, width, live, reads,
+                              lost, lengths, FORGET)  # fmt: skip
             if NUMBERS:
                 for row in range(pid, batch, programs):
                     key = _affine_key(steps - 1, row, batch, seen, k_att, bias_size, h_end, keys.dtype.element_ty,
@@ -487,3 +599,12 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                         scale = tl.rsqrt(tl.sum(squares, 0) + SMALLEST_SQUARE * D)
                         _shorten(slot, tile % batch, tile // batch, scale, slots, keys, key_scale, D, KEY_SLICE,
                                  PIECE)  # fmt: skip
+    if FORGET == "recent":
+        for row in range(pid, batch, programs):
+            length = steps
+            if lengths is not None:
+                length = tl.load(lengths + row).to(tl.int32)
+            used = slots_at(seen + length, seen, first_slots, k_att)
+            remembered = tl.minimum(used, most)
+            own_list = live + wide(row) * width
+            write_list(own_list, used - remembered, remembered, width, tl.arange(0, 256), "plain")

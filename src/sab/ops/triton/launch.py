@@ -9,12 +9,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import knobs
+
+from sab import torch_private
 
 logger = logging.getLogger("sab")
 
@@ -24,16 +26,26 @@ PATIENCE = 2.0
 """Seconds after which a compilation that still goes on is told."""
 
 
+class Compiled(NamedTuple):
+    """A kernel that has run, as it is launched again without Triton's own look at its arguments."""
+
+    run: Callable[..., None]
+    before: tuple[Any, ...]
+    """Its arguments between the stream and the tensors."""
+    last: list[Any]
+    """Those after the sizes: the constants that are parameters, in the kernel's order."""
+
+
 class Constants:
-    """What a kernel is compiled for besides the types of its arguments. It is known by its identity: whoever launches
-    makes one for each configuration, once."""
+    """What a kernel is compiled for besides the types of its arguments. Whoever launches makes one for each kernel and
+    configuration, once."""
 
     def __init__(self, values: dict[str, Any]):
         self.values = values
+        self.compiled: dict[tuple[Any, ...], Compiled] = {}
+        """By device and types of the tensors."""
 
 
-_compiled: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
-"""The kernels that ran, and their last arguments: the constants that are parameters, in the kernel's order."""
 _made: list[float] = []
 """Seconds of each first launch in this process."""
 
@@ -58,17 +70,23 @@ def launch(
     if INTERPRETED or bits % 16 != 0:  # compiled otherwise; only a parameter that is part of another lies so
         kernel[(programs,)](*tensors, *sizes, **constants.values)
         return None
-    key = (kernel, index, constants, *[None if tensor is None else tensor.dtype for tensor in tensors])
-    known = _compiled.get(key)
-    if known is None:
-        with told_when_slow(kernel.__name__.replace("_", " ")):
+    key = (index, *[None if tensor is None else tensor.dtype for tensor in tensors])
+    known = constants.compiled.get(key)
+    if known is None or _is_watched():
+        with told_when_slow(kernel.__name__.replace("_", " ")) if known is None else contextlib.nullcontext():
             compiled = kernel[(programs,)](*tensors, *sizes, **constants.values)
         names = kernel.arg_names[len(tensors) + len(sizes) :]
-        _compiled[key] = compiled, [constants.values[name] for name in names]
+        before = (compiled.function, compiled.packed_metadata, None, None, None)
+        constants.compiled[key] = Compiled(compiled.run, before, [constants.values[name] for name in names])
         return None
-    compiled, last = known
-    compiled[(programs, 1, 1)](*pointers, *sizes, *last)
+    known.run(programs, 1, 1, torch_private.raw_stream(index), *known.before, *pointers, *sizes, *known.last)
     return None
+
+
+def _is_watched() -> bool:
+    """Whether a profiler wants Triton to tell it of each launch."""
+    hook = knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook is not None))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ without tensor cores.
 
 from __future__ import annotations
 
-import math
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -23,10 +22,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sab.ops.buffers import Buffers, Weights, Work, blank, blank_work
+from sab.ops.buffers import Buffers, Edges, Weights, Work, begin, blank, blank_work, finish
 from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, contiguous
-from sab.ops.triton.functions import Parts, backward_constants, forward_constants, parts_of
+from sab.ops.triton.functions import (
+    Bound,
+    Parts,
+    backward_constants,
+    bound_of,
+    bound_sizes,
+    forward_constants,
+    parts_of,
+)
 from sab.ops.triton.lanes_backward import lanes_backward_kernel
 from sab.ops.triton.lanes_forward import lanes_forward_kernel
 from sab.ops.triton.launch import INTERPRETED, Constants, launch
@@ -41,6 +48,8 @@ LARGEST_IN_LANES = 32
 """The largest k_top of the kernels in which a thread has a place of its list."""
 MOST_REGISTERS = 128
 """Of a thread, for weights; the others lie in shared memory."""
+LARGEST_ROOMY = 128
+"""The size from which on those kernels have no registers to spare."""
 DOUBLE_IN_LANES = INTERPRETED
 """Whether those kernels take float64, which they do in the interpreter alone."""
 
@@ -49,8 +58,10 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     """The matrices one after another, in 16 bits where they are resident; None where W_hh alone will do as it is."""
     held = _holds(plan, parts_of(plan.cell, plan.config), compute)
     constants = held.constants()
-    if held.in_lanes:
-        return _pack_lanes(plan, weights, constants["P"], _half_of(constants) if constants["RESIDENT"] else compute)
+    if held.in_lanes:  # `around.prepare` fills it
+        count = len(weights.w_hh) // plan.n + 2 + 2 * (weights.w_incorporate is not None)
+        dtype = _half_of(constants) if constants["RESIDENT"] else compute
+        return weights.w_hh.new_empty((2 * count + 1, constants["P"], constants["P"]), dtype=dtype)
     matrices = [weights.w_hh]
     if plan.config.k_top > 0 and weights.w_memory is not None and weights.w_query is not None and not plan.is_affine:
         matrices += [weights.w_memory, weights.w_query]
@@ -70,41 +81,17 @@ def _half_of(constants: dict[str, Any]) -> torch.dtype:
     return torch.bfloat16 if constants["TYPE"] == tl.bfloat16 else torch.float16
 
 
-def _pack_lanes(plan: Plan, weights: Weights, padded: int, dtype: torch.dtype) -> Tensor:
-    """The matrices as `lanes.load_matrix` takes them, the most needed first: [matrices, P * P]."""
-    n, d, p = plan.n, plan.key_size, padded
-    assert weights.w_query is not None
-    assert weights.w_memory is not None
-    others: list[Tensor] = [weights.w_query.unsqueeze(0)]
-    if weights.w_incorporate is not None:
-        others += list(weights.w_incorporate.view(1, n, 2, n).unbind(2))[::-1]
-    others.append(weights.w_memory.unsqueeze(0))
-    gates = weights.w_hh.view(-1, n, n)
-    if n == p and d == p:
-        whole = torch.cat([gates, *others])
-    else:
-        whole = weights.w_hh.new_zeros((len(gates) + len(others), p, p))
-        whole[: len(gates), :n, :n] = gates
-        for place, matrix in enumerate(others, len(gates)):
-            whole[place, : matrix.shape[1], :n] = matrix[0]
-    return _laid_out(whole, dtype)
+def is_in_lanes(packed: Tensor | None) -> bool:
+    """Whether weights are packed for the kernels of `lanes`, where each matrix is apart."""
+    return packed is not None and packed.dim() == 3
 
 
-def _laid_out(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices [M, P, P] in the order in which threads load them as left operands of products."""
-    count, p, _ = matrices.shape
-    whole = matrices.view(count, p // 16, 2, 8, p // 32, 4, 2, 2, 2).permute(0, 1, 4, 6, 3, 5, 7, 2, 8)
-    return torch.empty(whole.shape, dtype=dtype, device=whole.device).copy_(whole).view(count, p * p)
+def has_room(packed: Tensor) -> bool:
+    """Whether the loops of `lanes` have registers left for more than the recurrence: the output and its gradient."""
+    return packed.shape[2] < LARGEST_ROOMY
 
 
-def _transposed(packed: Tensor) -> Tensor:
-    """Packed matrices, each transposed: both orders are of the bits of a row's and a column's number."""
-    count, p = len(packed), math.isqrt(packed.shape[1])
-    whole = packed.view(count, p // 32, 2, p // 32, *[2] * 9).permute(0, 3, 8, 1, 5, 4, 10, 12, 2, 11, 6, 9, 7)
-    return whole.contiguous().view(count, p * p)
-
-
-def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
+def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges) -> None:
     """The forward loop over time."""
     if plan.config.k_top > 0 and buffers.lengths is not None:
         blank(plan, buffers)
@@ -112,35 +99,48 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers) -> None:
     any_tensor = buffers.store
     w = weights
     rates = turn_rates_of(plan, any_tensor.device)
-    held, w_held, w_all = _held(plan, parts, weights, buffers)
+    held, packed = _held(plan, parts, weights, buffers)
     if held.in_lanes:
+        is_fresh = edges.h is None and edges.c is None
+        if not is_fresh:
+            begin(plan, buffers, edges)
         vectors = (w.b_hh, w.scorer_bias, w.v, w.b_incorporate, rates)
+        given = [buffers.lengths is not None, w.b_hh is not None, w.scorer_bias is not None]
         launch(
             lanes_forward_kernel,
             plan.batch,
             [
-                w_all,
+                packed,
                 _threads(any_tensor.device),
                 *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
                 *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
+                buffers.live,
+                buffers.reads,
+                edges.output,
             ],
-            _sizes(plan),
-            _lanes_forward_launch(held, buffers.lengths is not None, w.b_hh is not None, w.scorer_bias is not None),
+            [*_sizes(plan), *bound_sizes(plan.config)],
+            _lanes_forward_launch(held, is_fresh, *given),
         )
+        if not has_room(packed):
+            finish(plan, buffers, edges)
         return
+    begin(plan, buffers, edges)
     vectors = (w.b_hh, w.w_memory, w.w_query, w.scorer_bias, w.v, w.b_incorporate, rates)
     launch(
         forward_kernel,
         plan.batch,
         [
-            w_held,
-            w_all,
+            _as_numbers(held, packed),
+            packed,
             *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
             *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
+            buffers.live,
+            buffers.reads,
         ],
-        [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias)],
+        [*_sizes(plan), 0 if w.scorer_bias is None else len(w.scorer_bias), *bound_sizes(plan.config)],
         _forward_launch(held, buffers.lengths is not None, w.b_hh is not None, w.scorer_bias is not None),
     )
+    finish(plan, buffers, edges)
 
 
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
@@ -148,7 +148,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     if plan.config.k_top > 0 and buffers.lengths is not None:
         blank_work(work, sums=False)
     parts = parts_of(plan.cell, plan.config)
-    held, w_held, w_all = _held(plan, parts, weights, buffers)
+    held, packed = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store
     given = [gradient is not None for gradient in (work.dcells, work.dsummary, work.dweights)]
     if held.in_lanes:
@@ -157,14 +157,14 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
             lanes_backward_kernel,
             plan.batch,
             [
-                _transposed(w_all),
+                packed,
                 _threads(any_tensor.device),
                 *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
                 *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
-                *[any_tensor if gradient is None else gradient for gradient in work.common],
+                *[any_tensor if gradient is None else gradient for gradient in (*work.common, work.doutput)],
             ],
             [*_sizes(plan), plan.config.k_trunc or 0],
-            _lanes_backward_launch(held, buffers.lengths is not None, *given),
+            _lanes_backward_launch(held, work.doutput is not None, buffers.lengths is not None, *given),
         )
         return
     vectors = (weights.w_memory, weights.w_query, weights.v, turn_rates_of(plan, any_tensor.device))
@@ -172,8 +172,8 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         backward_kernel,
         plan.batch,
         [
-            w_held,
-            w_all,
+            _as_numbers(held, packed),
+            packed,
             *[any_tensor if vector is None else contiguous(vector) for vector in vectors],
             *[any_tensor if buffer is None else buffer for buffer in (buffers.lengths, *buffers.written)],
             *[any_tensor if gradient is None else gradient for gradient in work.common],
@@ -192,10 +192,11 @@ class Held(NamedTuple):
     key_size: int
     compute: torch.dtype
     tf32: bool
+    bound: Bound
 
     def constants(self) -> dict[str, Any]:
-        """As the kernels have it."""
-        return constants_of(*self)
+        """As both kernels have it."""
+        return constants_of(*self[:-1])
 
     @property
     def in_lanes(self) -> bool:
@@ -206,8 +207,8 @@ class Held(NamedTuple):
         return self.constants()["RESIDENT"] or (DOUBLE_IN_LANES and self.compute == torch.float64)
 
 
-def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[Held, Tensor, Tensor]:
-    """What the kernels are compiled for, and the packed weights: as whole numbers where resident, and as they are."""
+def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple[Held, Tensor]:
+    """What the kernels are compiled for, and the packed weights."""
     compute = buffers.gates.dtype
     flat = buffers.packed
     if flat is None:
@@ -216,7 +217,12 @@ def _held(plan: Plan, parts: Parts, weights: Weights, buffers: Buffers) -> tuple
     held = _holds(plan, parts, compute, tf32=True if is_half else None)
     if not is_half and held.constants()["RESIDENT"]:
         held = _holds(plan, parts, compute, tf32=False)
-    return held, flat.view(torch.int16) if held.constants()["RESIDENT"] else flat, flat
+    return held, flat
+
+
+def _as_numbers(held: Held, packed: Tensor) -> Tensor:
+    """Packed weights as the kernels of `small_forward` and `small_backward` hold them: whole numbers where resident."""
+    return packed.view(torch.int16) if held.constants()["RESIDENT"] else packed
 
 
 def _sizes(plan: Plan) -> tuple[int, ...]:
@@ -225,7 +231,7 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
 
 def _holds(plan: Plan, parts: Parts, compute: torch.dtype, tf32: bool | None = None) -> Held:
     tf32 = compute == torch.float32 and (allow_tf32() if tf32 is None else tf32)
-    return Held(parts, plan.config.k_top, plan.n, plan.key_size, compute, tf32)
+    return Held(parts, plan.config.k_top, plan.n, plan.key_size, compute, tf32, bound_of(plan.config))
 
 
 @cache  # for as long as the compiled kernels, which are known by these constants
@@ -235,6 +241,7 @@ def _forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bi
         constants
         | forward_constants(held.parts)
         | {
+            "FORGET": held.bound.forget,
             "KC": 32 if held.k_top <= 32 else 64,
             "PACKED": constants["RESIDENT"],
             "HAS_LENGTHS": has_lengths,
@@ -259,12 +266,15 @@ def _backward_launch(
             "HAS_DWEIGHTS": has_dweights,
             # Scaling half precision takes some registers itself.
             "HELD": 4 if constants["TYPE"] == tl.bfloat16 else 3,
+            "LONGEST": held.bound.longest,
         }
     )
 
 
 @cache
-def _lanes_forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_scorer_bias: bool) -> Constants:
+def _lanes_forward_launch(
+    held: Held, is_fresh: bool, has_lengths: bool, has_bias: bool, has_scorer_bias: bool
+) -> Constants:
     constants = held.constants()
     fits = held.key_size == constants["P"] and held.compute == torch.bfloat16
     return _constants(
@@ -273,7 +283,10 @@ def _lanes_forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_sco
         | forward_constants(held.parts)
         | {
             **_places(held),
+            "FORGET": held.bound.forget,
             "BY_PRODUCTS": fits and held.parts.is_product,
+            "IS_FRESH": is_fresh,
+            "WRITES_OUTPUT": constants["P"] < LARGEST_ROOMY,
             "HAS_LENGTHS": has_lengths,
             "HAS_BIAS": has_bias,
             "HAS_SCORER_BIAS": has_scorer_bias,
@@ -283,7 +296,7 @@ def _lanes_forward_launch(held: Held, has_lengths: bool, has_bias: bool, has_sco
 
 @cache
 def _lanes_backward_launch(
-    held: Held, has_lengths: bool, has_dcells: bool, has_dsummary: bool, has_dweights: bool
+    held: Held, has_doutput: bool, has_lengths: bool, has_dcells: bool, has_dsummary: bool, has_dweights: bool
 ) -> Constants:
     return _constants(
         lanes_backward_kernel,
@@ -291,10 +304,12 @@ def _lanes_backward_launch(
         | backward_constants(held.parts)
         | {
             **_places(held),
+            "HAS_DOUTPUT": has_doutput,
             "HAS_LENGTHS": has_lengths,
             "HAS_DCELLS": has_dcells,
             "HAS_DSUMMARY": has_dsummary,
             "HAS_DWEIGHTS": has_dweights,
+            "LONGEST": held.bound.longest,
         },
     )
 

@@ -54,6 +54,7 @@ def backward_kernel(
     P: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_V: tl.constexpr,
     HAS_DCELLS: tl.constexpr, HAS_DSUMMARY: tl.constexpr, HAS_DWEIGHTS: tl.constexpr, HELD: tl.constexpr,
+    LONGEST: tl.constexpr,
 ):  # fmt: skip
     NB: tl.constexpr = P // 16
     SCORE_MATH: tl.constexpr = "accurate" if MATH == "approximate" else MATH
@@ -239,7 +240,7 @@ def backward_kernel(
                 is_last = ()
                 for g in tl.static_range(GROUPS):
                     dshares = dshares + (tl.sum(read[g] * ds[:, :, None], 1),)
-                    is_last = is_last + (g * 8 + eight == tl.minimum(K, used) - 1,)
+                    is_last = is_last + (g * 8 + eight == tl.minimum(LONGEST, used) - 1,)
                 dshares = sums_over_warps(dshares)
                 if HAS_DWEIGHTS:
                     inside = dshares

@@ -6,7 +6,16 @@ import triton
 import triton.language as tl
 
 from sab.ops.triton.access import angles, put
-from sab.ops.triton.functions import keeps, slots_at
+from sab.ops.triton.forgetting import (
+    as_slots,
+    count_reads,
+    forgotten,
+    lost_of,
+    places_of,
+    renew,
+    write_list,
+)
+from sab.ops.triton.functions import keeps, next_number, slots_at
 from sab.ops.triton.small_parts import (
     eight_of,
     gather,
@@ -18,7 +27,7 @@ from sab.ops.triton.small_parts import (
     streamed,
     turned,
 )
-from sab.ops.triton.small_select import insert, load_keys, select, select_exactly
+from sab.ops.triton.small_select import insert, load_keys, replaced, select, select_exactly
 
 
 @triton.jit
@@ -43,19 +52,21 @@ def hidden_products(w, w_all, h, h_at, unit, n: tl.constexpr, GATES: tl.constexp
     return found
 
 
-@triton.jit(do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "bias_size"])
+@triton.jit(
+    do_not_specialize=["steps", "batch", "first_slots", "slots", "seen", "k_att", "bias_size", "most", "discount"]
+)
 def forward_kernel(
     w_held, w_all, b_hh, w_memory, w_query, scorer_bias, v, b_incorporate, turn_rates, lengths,
     store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
-    key_scale, query_scale, selected_scores,
-    steps, batch, first_slots, slots, seen, k_att, bias_size,
+    key_scale, query_scale, selected_scores, live, reads,
+    steps, batch, first_slots, slots, seen, k_att, bias_size, most, discount,
     n: tl.constexpr, d: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr,
     CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
     NUMBERS: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
     MARK: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
     WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr,
     INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
-    P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr,
+    FORGET: tl.constexpr, P: tl.constexpr, KC: tl.constexpr, PACKED: tl.constexpr,
     RESIDENT: tl.constexpr, TYPE: tl.constexpr, MATH: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCORER_BIAS: tl.constexpr, HAS_V: tl.constexpr,
 ):  # fmt: skip
@@ -66,6 +77,7 @@ def forward_kernel(
     W_QUERY: tl.constexpr = W_MEMORY + d * n
     W_INCORPORATE: tl.constexpr = W_MEMORY if NUMBERS else W_MEMORY + 2 * d * n
     GROUPS: tl.constexpr = (K + 7) // 8  # of eight selected microstates
+    LISTED: tl.constexpr = FORGET is not None and FORGET != "recent"
 
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, NB)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -93,6 +105,14 @@ def forward_kernel(
         biases = load_gates(b_hh, unit, here, n, GATES, DTYPE)
     best = tl.full((NB, KC), float("-inf"), DTYPE)
     chosen = tl.full((NB, KC), -1, tl.int32)
+    thread = tl.arange(0, 32 * NB)
+    own_list, own_reads = None, None
+    if LISTED:
+        own_list = live + row * tl.minimum(slots, most)
+        write_list(own_list, 0, first_slots, tl.minimum(slots, most), thread, "plain")
+        tl.debug_barrier()
+    if FORGET == "most_read":
+        own_reads = reads + row * tl.minimum(slots, most)
     if K > 0:
         if NUMBERS:
             wm_vector = tl.load(w_memory + unit, mask=here, other=0).to(DTYPE)
@@ -141,8 +161,13 @@ def forward_kernel(
         if (K > 0) and (not NUMBERS):
             used = slots_at(seen + t, seen, first_slots, k_att)
             own_keys = keys + row * slots * d
+            remembered = used
+            if FORGET is not None:
+                remembered = tl.minimum(used, most)
+            if FORGET == "recent":
+                own_keys += (used - remembered) * d
             if PACKED:
-                ahead = load_keys(own_keys, 0, used, d, P)
+                ahead = load_keys(own_keys, own_list, 0, remembered, d, P)
 
         # Cell.
         if SPLITS:
@@ -184,9 +209,20 @@ def forward_kernel(
                     q = turned(q * v_vector * (inverse / SCALE), cosine, sine)
                 q_column = q.reshape(P)
                 if PACKED:
-                    scores, chosen = select(own_keys, ahead, used, q_column, v_column, place, K, d, TERMS, MATH)
+                    scores, chosen = select(
+                        own_keys, own_list, ahead, remembered, q_column, v_column, place, K, d, TERMS, MATH
+                    )  # fmt: skip
                 else:
-                    scores, chosen = select_exactly(own_keys, used, q_column, v_column, place, K, d, TERMS, MATH, DTYPE)
+                    scores, chosen = select_exactly(
+                        own_keys, own_list, remembered, q_column, v_column, place, K, d, TERMS, MATH, DTYPE
+                    )  # fmt: skip
+            if FORGET == "most_read":
+                places = chosen
+                if NUMBERS:
+                    places = places_of(own_list, tl.minimum(used, most), discount, chosen, MATH)
+                count_reads(own_reads, places, is_first, "plain")
+            if (FORGET is not None) and (not NUMBERS):
+                chosen = as_slots(own_list, used - remembered if FORGET == "recent" else 0, chosen, MATH)
             if NORMALISES:
                 put(selected_scores + list_t + place, tl.where(chosen >= 0, scores, 0.0), is_first, MATH)
             shares, norm = WEIGH(scores, chosen >= 0)
@@ -236,7 +272,10 @@ def forward_kernel(
                         key = inner(wm_vector, MARK(h, SCORE_MATH))
                     key += tl.load(scorer_bias + number, mask=number < bias_size, other=0).to(DTYPE)
                     tl.store(keys + row * slots + slot, key)
-                    best, chosen = insert(best, chosen, key, slot, place, K)
+                    if FORGET is None:
+                        best, chosen = insert(best, chosen, key, slot, place, K)
+                    else:
+                        key = key.to(keys.dtype.element_ty).to(DTYPE)  # it is compared with those in memory
                 else:
                     if RESIDENT:
                         new_key = product(wm, h, TYPE)
@@ -247,6 +286,25 @@ def forward_kernel(
                         tl.store(key_scale + row * slots + slot, inverse)
                         new_key = turned(new_key * inverse, cosine, sine)
                     put(keys + (row * slots + slot) * d + unit, new_key, there, MATH)
+                if FORGET is not None:
+                    remembered = tl.minimum(slot, most)
+                    lost = tl.where(slot < most, -1, slot - most)
+                    if LISTED:
+                        number = next_number(seen + t, k_att)
+                        gone = forgotten(
+                            own_reads, remembered, most, discount, number, thread, None, FORGET, "plain"
+                        )  # fmt: skip
+                        lost = lost_of(own_list, gone, remembered, most, slot)
+                        renew(own_list, own_reads, gone, remembered, most, slot, thread, FORGET, "plain")
+                    if NUMBERS:
+                        if tl.max(((chosen == lost) & (chosen >= 0)).to(tl.int32)) > 0:
+                            tl.debug_barrier()  # the list is whole
+                            oldest = slot + 1 - most if FORGET == "recent" else 0
+                            best, chosen = replaced(
+                                best, chosen, lost, keys + row * slots, own_list, oldest, most - 1, thread, place, K
+                            )  # fmt: skip
+                        if lost != slot:
+                            best, chosen = insert(best, chosen, key, slot, place, K)
             tl.debug_barrier()  # what was stored will be read by other threads
 
         gates_t = next_gates
@@ -259,6 +317,11 @@ def forward_kernel(
         x = next_x
         p = hidden_products(w, w_all, h, store_t, unit, n, GATES, RESIDENT, TYPE, DTYPE)
 
+    if FORGET == "recent":
+        used = slots_at(seen + length, seen, first_slots, k_att)
+        remembered = tl.minimum(used, most)
+        places = tl.minimum(slots, most)
+        write_list(live + row * places, used - remembered, remembered, places, thread, "plain")
     if HAS_LENGTHS:  # past its end a row is all zeros
         zero = tl.zeros((NB, 16), DTYPE)
         for _ in range(length, steps):

@@ -4,15 +4,17 @@
 import triton
 import triton.language as tl
 
+from sab.ops.triton.forgetting import next_best, slot_at
 from sab.ops.triton.functions import from_sortable, sortable
 
 
 @triton.jit
-def load_keys(keys, first, used, d: tl.constexpr, P: tl.constexpr):
-    """Keys of 32 slots from `first` on, [32, P]; 0 past those in use."""
-    slot = first + tl.arange(0, 32)
+def load_keys(keys, live, first, used, d: tl.constexpr, P: tl.constexpr):
+    """Keys of 32 places from `first` on, [32, P]; 0 past those in use. Without a list `live` places are slots."""
+    place = first + tl.arange(0, 32)
+    slot = slot_at(live, place, place < used, "plain")
     column = tl.arange(0, P)
-    mask = (slot < used)[:, None] & (column < d)[None, :]
+    mask = (place < used)[:, None] & (column < d)[None, :]
     return tl.load(keys + slot[:, None] * d + column[None, :], mask=mask, other=0)
 
 
@@ -85,15 +87,16 @@ def without(first, c0, c1, c2, c3, c4, c5, c6, c7):
 
 @triton.jit
 def select(
-    keys, ahead, used, query, v, place,
+    keys, live, ahead, used, query, v, place,
     K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
     """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
 
-    Each warp looks at eight lines of 32 candidates at a time, the first KC / 32 of which are the best of those before.
-    A score's lowest eight bits, which approximate scores can spare, give way to the candidate's position: so one
-    comparison decides who is first and, among equals, who is older, and candidates are found again. Each thread sorts
-    its eight; then the best of all is K times the best of the 32 threads' first ones.
+    With a list `live` it is the keys of its slots, and what is found are places in it. Each warp looks at eight lines
+    of 32 candidates at a time, the first KC / 32 of which are the best of those before. A score's lowest eight bits,
+    which approximate scores can spare, give way to the candidate's position: so one comparison decides who is first
+    and, among equals, who is older, and candidates are found again. Each thread sorts its eight; then the best of all
+    is K times the best of the 32 threads' first ones.
     """
     NB: tl.constexpr = place.shape[0]
     KC: tl.constexpr = place.shape[1]
@@ -119,7 +122,7 @@ def select(
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
             score = score_keys(ahead, query, v, d, TERMS, MATH)
-            ahead = load_keys(keys, first + 32, used, d, P)
+            ahead = load_keys(keys, live, first + 32, used, d, P)
             line = (first - start) // 32 + CARRIED
             lane = tl.arange(0, 32)
             number = (sortable(score) & ~255) | (255 - line * 32 - lane)
@@ -147,7 +150,7 @@ def select(
 
 @triton.jit
 def select_exactly(
-    keys, used, query, v, place,
+    keys, live, used, query, v, place,
     K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, MATH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """As `select`, by two comparisons instead of packed numbers: the score first, the slot among equals then."""
@@ -168,7 +171,7 @@ def select_exactly(
             numbers = tl.where(line == part, carried_line(slots, part, CARRIED)[None], numbers)
         end = tl.minimum(used, start + (8 - CARRIED) * 32)
         for first in range(start, end, 32):
-            score = score_keys(load_keys(keys, first, used, d, P), query, v, d, TERMS, MATH)
+            score = score_keys(load_keys(keys, live, first, used, d, P), query, v, d, TERMS, MATH)
             number = tl.where(first + tl.arange(0, 32) < end, sortable(score), LOWEST)
             candidates = tl.where(line == (first - start) // 32 + CARRIED, number[None, None, :], candidates)
         for i in range(tl.minimum(K, end)):
@@ -191,3 +194,22 @@ def insert(best, slots, score, slot, place, K: tl.constexpr):
     best = tl.where(place < ahead, best, new_best)
     slots = tl.where(place < ahead, slots, new_slots)
     return best, tl.where(place < K, slots, -1)
+
+
+@triton.jit
+def replaced(best, slots, lost, keys, live, oldest, count, thread, place, K: tl.constexpr):
+    """The K best where one of them was forgotten: without it, and with the best of the others at the end.
+
+    The others are among the first `count` places of the list `live`, or the slots from the oldest on.
+    """
+    KC: tl.constexpr = place.shape[1]
+    moves = place >= tl.sum(tl.where(slots == lost, place, 0), 1)[:, None]
+    after = tl.minimum(place + 1, KC - 1)
+    best = tl.where(moves, tl.gather(best, after, 1), best)
+    slots = tl.where(moves, tl.gather(slots, after, 1), slots)
+    slots = tl.where(place < K - 1, slots, -1)
+    is_last = place == tl.sum((slots >= 0).to(tl.int32), 1)[:, None] - 1
+    slot = tl.max(tl.where(is_last, slots, -1))
+    key = tl.where(slot >= 0, tl.max(tl.where(is_last, best, float("-inf"))), float("inf"))
+    key, slot = next_best(keys, live, oldest, count, key, slot, thread, best.dtype)
+    return insert(best, slots, key, slot, place, K)
