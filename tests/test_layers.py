@@ -73,6 +73,12 @@ def test_names_and_shapes_of_the_memory_parameters(options: dict[str, Any], expe
     assert shapes == {name + suffix: shape for name, shape in expected.items() for suffix in suffixes}
 
 
+def test_keys_are_as_large_as_the_hidden_state_but_at_most_128() -> None:
+    for hidden, size in ((127, 127), (128, 128), (129, 128)):
+        assert sab.SABGRU(3, hidden).attn_w_memory_l0.shape == (size, hidden)
+    assert sab.SABGRU(3, 129, attention_size=130).attn_w_query_l0.shape == (130, 129)
+
+
 def test_reset_parameters_draws_within_the_bound_of_torch() -> None:
     layer = randomize(make_layer("lstm", 3, 16, scorer="mlp", incorporate="concat", input_start="torch"), scale=5.0)
     layer.reset_parameters()

@@ -17,6 +17,9 @@ INPUT_STARTS = ("fan_in", "torch")
 FORGETS = ("recent", "most_read", "reservoir")
 MEMORIES = ("flat", "hierarchical")
 DEFAULT_SCORER = "cosine"
+LARGEST_DEFAULT_KEY = 128
+"""The largest size of keys that a layer takes by itself. With larger ones the query, the keys and their scores would
+cost more than the rest of a step at large hidden sizes."""
 NEUTRAL_GATE = 1e-4
 """A start of the gate at which a layer computes nearly what it would without a memory, yet learns to read."""
 MOST_STEPS = 2**31 - 1
@@ -67,7 +70,7 @@ class SABConfig:
     2 / sqrt(input_size), so that an input leaves a mark on the hidden state from the first iteration; `torch` as
     `torch.nn` does, within 1 / sqrt(hidden_size)."""
     attention_size: int | None = None
-    """Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size."""
+    """Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size, but at most 128."""
     max_microstates: int | None = None
     """How many microstate numbers have a learned bias in the affine scorers; None means no bias."""
     backend: BackendName = "auto"
@@ -170,6 +173,10 @@ class SABConfig:
                 f"{self.block_size}.",
                 "blocks",
             )
+
+    def key_size(self, hidden_size: int) -> int:
+        """Size d of the keys of a layer with this hidden size, where its scorer has such keys."""
+        return min(hidden_size, LARGEST_DEFAULT_KEY) if self.attention_size is None else self.attention_size
 
     @property
     def is_hierarchical(self) -> bool:

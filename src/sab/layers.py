@@ -126,7 +126,8 @@ class SABLayer(nn.Module, Generic[StateT]):
             input_start: `fan_in` or `torch`. How the input weights of a layer with a memory are drawn: `fan_in` with a
                 standard deviation of 2 / sqrt(input_size), so that an input leaves a mark on the hidden state from the
                 first iteration; `torch` as `torch.nn` does, within 1 / sqrt(hidden_size).
-            attention_size: Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size.
+            attention_size: Size d of the keys of the scorers `cosine`, `mlp` and `dot`; None means hidden_size,
+                but at most 128.
             max_microstates: How many microstate numbers have a learned bias in the affine scorers; None means no bias.
             backend: `auto`, `triton`, `cpu` or `reference`. What computes the recurrence; `auto` takes the fastest that
                 supports the configuration.
@@ -233,7 +234,7 @@ class SABLayer(nn.Module, Generic[StateT]):
         if config.k_top == 0:
             return shapes
         if isinstance(config.scorer, str):
-            scorer_shapes = SCORERS[config.scorer].shapes(n, self._attention_size, config.max_microstates)
+            scorer_shapes = SCORERS[config.scorer].shapes(n, config.key_size(n), config.max_microstates)
             for name, shape in scorer_shapes.items():
                 check_choice(f"a parameter of the scorer {config.scorer!r}", name, _SCORER_PARAMETERS)
                 shapes[_SCORER_PARAMETERS[name]] = shape
@@ -253,10 +254,6 @@ class SABLayer(nn.Module, Generic[StateT]):
     def _own_weight(self) -> Tensor:
         """The recurrent weights of the first layer."""
         return getattr(self, "weight_hh" + self._suffixes[0])
-
-    @property
-    def _attention_size(self) -> int:
-        return self.hidden_size if self.config.attention_size is None else self.config.attention_size
 
     @property
     def _form(self) -> Form:

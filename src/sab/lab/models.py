@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sab.config import SABConfig
+from sab.config import LARGEST_DEFAULT_KEY, SABConfig
 from sab.errors import UserTypeError, UserValueError, check_choice, check_int
 from sab.inputs import InitialState
 from sab.lab.rivals import ONLINE, RIVALS, RivalState, Sizes
 from sab.layers import SABGRU, SABLSTM, SABRNN, scale_input_weights
+from sab.parts.registry import SCORERS
 from sab.state import Attention, SABHidden, SABState
 
 ENCODINGS = ("onehot", "scalar", "vector")
@@ -135,10 +136,22 @@ class ModelConfig:
             return self.memory
         return replace(self.memory, k_top=0, k_trunc=self.memory.k_trunc if self.method == "tbptt" else None)
 
+    def with_key_size(self, size: int) -> ModelConfig:
+        """A copy with this size of keys, where None does not stand for the same in every version."""
+        scorer = SCORERS.get(self.memory.scorer) if isinstance(self.memory.scorer, str) else None
+        is_clear = self.memory.attention_size is not None or self.hidden_size <= LARGEST_DEFAULT_KEY
+        if is_clear or self.method != "sab" or scorer is None or scorer.query_cancels:
+            return self
+        return self.with_options(attention_size=size)
+
+    def resolved(self) -> ModelConfig:
+        """A copy that has the same size of keys in every version."""
+        return self.with_key_size(LARGEST_DEFAULT_KEY)
+
     def effective(self) -> ModelConfig:
         """A copy in which the options that make no difference to the model have their defaults."""
         if self.method == "sab":
-            return self
+            return self.resolved()
         memory = SABConfig(k_trunc=self.memory.k_trunc, backend=self.memory.backend, layer_norm=self.memory.layer_norm)
         if self.method not in OURS:
             memory = SABConfig(k_trunc=self.memory.k_trunc) if self.method == "dni" else SABConfig()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sab.config import SABConfig
 from sab.errors import UserError
@@ -156,6 +157,20 @@ def test_a_baseline_has_no_memory_to_have_options_of(config: RunConfig) -> None:
             if method == "torch" and option == "k_trunc":
                 continue  # it makes no difference there
             assert one.difference(replace(one, model=one.model.with_options(**{option: value}))) == option
+
+
+def test_the_size_of_keys_that_an_older_run_did_not_store_is_the_hidden_size(config: RunConfig) -> None:
+    wide = replace(config, model=replace(config.model, hidden_size=200))
+    stored = wide.to_json()
+    assert stored["model"]["attention_size"] == 128, "what None stands for now"
+    again = RunConfig.from_json(stored)
+    assert again.difference(wide) is None
+    assert wide.difference(again) is None
+    stored["model"]["attention_size"] = None
+    older = RunConfig.from_json(stored)
+    assert older.difference(wide) == "attention_size"
+    keys = dict(older.build_model(torch.device("cpu")).named_parameters())["layers.attn_w_memory_l0"]
+    assert keys.shape == (200, 200)
 
 
 def test_more_iterations_are_refused_where_the_learning_rate_falls_over_them(tmp_path: Path, config: RunConfig) -> None:

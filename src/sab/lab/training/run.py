@@ -111,7 +111,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         return {
             "task": {"name": self.task.name, **self.task.options()},
-            "model": {**self.model.options(), **self._older_options()},
+            "model": {**self.model.resolved().options(), **self._older_options()},
             "training": asdict(self.training),
         }
 
@@ -130,7 +130,9 @@ class RunConfig:
         input_scale = check_float("input_scale", model.pop("input_scale", 1.0), above=0)
         for option in ONLY_AT_THE_START:
             model.pop(option, None)
-        return cls(task, ModelConfig.from_options(model), TrainConfig(**stored["training"]), input_scale)
+        of_model = ModelConfig.from_options(model)
+        of_model = of_model.with_key_size(of_model.hidden_size)  # as large as hidden states where a run stored none
+        return cls(task, of_model, TrainConfig(**stored["training"]), input_scale)
 
     def options(self) -> dict[str, Any]:
         """Every option by its name on the command line."""
@@ -139,9 +141,8 @@ class RunConfig:
 
     def effective(self) -> RunConfig:
         """A copy in which the options that make no difference have their defaults."""
-        if self.model.method == "sab":
-            return self
-        training = replace(self.training, memory_lr=TrainConfig.memory_lr)
+        is_sab = self.model.method == "sab"
+        training = self.training if is_sab else replace(self.training, memory_lr=TrainConfig.memory_lr)
         return replace(self, model=self.model.effective(), training=training)
 
     def difference(self, other: RunConfig) -> str | None:
