@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from sab.config import SABConfig
 from sab.errors import UserError
-from sab.lab.data import DATASETS, formats, store
+from sab.lab.data import DATASETS, cifar10, formats, store
 from sab.lab.data.formats import Unreadable
 from sab.lab.experiments import costs, dropin, records, reproduce, rivals, selection
 from sab.lab.experiments.tables import ROWS
@@ -43,6 +43,7 @@ from tests.faults.watch import watching
 from tests.lab import tiny
 from tests.lab.report.made_up import drop_in_record, rival_cost, rival_record
 from tests.lab.report.made_up import record as made_up_record
+from tools import distance, summary
 from tools import rivals as rivals_page
 from tools.dropin import page_part as drop_in_part
 from tools.performance import page_part as bench_page_part
@@ -235,6 +236,7 @@ def results_jsonl(folder: Path) -> Kind:
         by_row = results.load(folder)
         if len(content) % 5 == 0:  # it takes long
             page_part(by_row).encode()
+            distance.part(by_row).encode()
         elif len(content) % 5 == 1:
             found = material.Material(by_row=dict(by_row))
             document.part(document.parts(found, document.explorers(found))).encode()
@@ -266,6 +268,7 @@ def rivals_jsonl(folder: Path) -> Kind:
     def read(content: bytes) -> None:
         path.write_bytes(content)
         rivals_page.page_part(rivals.load(folder), []).encode()
+        summary.part({}, rivals.load(folder)).encode()
         selection.states(rivals.Part(("mnist",), methods=("lstm",)), folder)
 
     seeds, problem = (selection.SELECTION_SEED, 0), rivals.PROBLEMS["mnist"]
@@ -323,6 +326,23 @@ def idx_file(folder: Path) -> Kind:
     """An array as MNIST has it."""
     good = [*tiny.images(2, 0), bytes([0, 0, 0x0D, 1, 0, 0, 0, 1, 0, 0, 1, 2]), b"\0\0\x08\0\1"]
     return damaged(good), lambda content: formats.read_idx(content).sum()
+
+
+def png_file(folder: Path) -> Kind:
+    """Images as a package of CIFAR-10 has them, with their list of labels."""
+    content = tiny.photographs(2, 0)
+    images, labels = cifar10.read_batch(content)
+    listed = json.dumps(labels.tolist()).encode()
+    image = tiny.png(images, [1, 4])
+
+    def read(change: tuple[bytes, bytes]) -> None:
+        made = cifar10.batch_from_png(*change, first=0, count=2)
+        assert len(made) == len(content)
+        if made != content:  # as the checksum would tell
+            raise Unreadable("it is another one")
+
+    both = st.tuples(damaged([image]), st.just(listed)), st.tuples(st.just(image), damaged([listed]))
+    return st.one_of(both), read
 
 
 def packed_file(name: str, pack: Callable[[bytes], bytes], folder: Path) -> Kind:
@@ -474,6 +494,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "seed*.json": notes_json,
     "benchmarks/*.jsonl": bench_jsonl,
     "IDX": idx_file,
+    "PNG": png_file,
     ".gz": functools.partial(packed_file, "text.gz", gzip.compress),
     ".xz": functools.partial(packed_file, "text.xz", lzma.compress),
     ".zip": zip_file,

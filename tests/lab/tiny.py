@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
+import struct
+import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +45,37 @@ def idx(array: np.ndarray) -> bytes:
 def images(count: int, seed: int) -> tuple[bytes, bytes]:
     generator = np.random.default_rng(seed)
     return idx(generator.integers(0, 256, (count, 28, 28))), idx(generator.integers(0, 10, count))
+
+
+def photographs(count: int, seed: int) -> bytes:
+    """A binary file as CIFAR-10 has it."""
+    generator = np.random.default_rng(seed)
+    records = generator.integers(0, 256, (count, 3073), np.uint8)
+    records[:, 0] = generator.integers(0, 10, count)
+    return records.tobytes()
+
+
+def png(pixels: np.ndarray, filters: Sequence[int]) -> bytes:
+    """Pixels [height, width, 3] of bytes as a PNG file, each line with a filter of these, in turn."""
+    height, width, _ = pixels.shape
+    lines, above = [], np.zeros((width, 3), int)
+    for number, line in enumerate(pixels.astype(int)):
+        kind, before = filters[number % len(filters)], np.zeros((1, 3), int)
+        left, corner = np.concatenate([before, line[:-1]]), np.concatenate([before, above[:-1]])
+        guess = left + above - corner
+        near = np.abs(np.stack([left, above, corner]) - guess).argmin(0)
+        paeth = np.choose(near, [left, above, corner])
+        lines.append(
+            bytes([kind]) + (line - (0, left, above, (left + above) // 2, paeth)[kind]).astype(np.uint8).tobytes()
+        )
+        above = line
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    packed = zlib.compress(b"".join(lines))
+    parts = [(b"IHDR", header), (b"IDAT", packed[:20]), (b"IDAT", packed[20:]), (b"IEND", b"")]
+    made = [
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)) for kind, part in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(made)
 
 
 def series(name: str, count: int, classes: int, shortest: int, longest: int, seed: int) -> bytes:
@@ -82,6 +116,7 @@ def contents() -> dict[str, list[bytes]]:
         "text8": [text],
         "text8 prefix": [text[:9_000]],
         "mnist": [*images(sum(IMAGES[:2]), 5), *images(IMAGES[2], 6)],
+        "cifar10": [*(photographs(count, count) for count in (11, 8, 9, 14, 10)), photographs(IMAGES[2], 9)],
         "osuleaf": [series("OSULeaf", count, 6, 427, 427, count) for count in (sum(SERIES[:2]), SERIES[2])],
         "plaid": [series("PLAID", count, 11, 100, 1344, count) for count in (sum(SERIES[:2]), SERIES[2])],
         "ecg": [samples(sum(SAMPLES), 7)],
@@ -96,6 +131,7 @@ def described(real: Dataset, files: list[bytes]) -> Dataset:
         "text8": (8_000, 2_000, 2_000),
         "text8 prefix": (6_000, 1_500, 1_500),
         "mnist": IMAGES,
+        "cifar10": IMAGES,
         "osuleaf": SERIES,
         "plaid": SERIES,
         "ecg": SAMPLES,

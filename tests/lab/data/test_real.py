@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sab.lab import data
 from sab.lab.data import DATASETS
-from sab.lab.tasks import ECG, IMDB, MNIST, PTB, Series, StoredTask, Text8
+from sab.lab.tasks import CIFAR10, ECG, IMDB, MNIST, PTB, Series, StoredTask, Text8
 from sab.lab.tasks.base import SPLITS
 from sab.lab.tasks.stored import forget_examples
 
@@ -54,6 +55,21 @@ def test_mnist() -> None:
     assert labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert int(images.max()) == 255
     assert task.examples("test")[1][:5].tolist() == [7, 2, 1, 0, 4]
+
+
+@needs("cifar10")
+def test_cifar10() -> None:
+    forget_examples()
+    task = CIFAR10(data_dir=FOLDER)
+    assert _counts(task) == REAL["cifar10"].counts
+    images, labels = (torch.cat(parts) for parts in zip(*map(task.examples, ("train", "valid")), strict=True))
+    assert labels[:8].tolist() == [6, 9, 9, 4, 1, 1, 2, 7]
+    assert labels.bincount().tolist() == [5_000] * 10
+    means = [images[..., channel].double().mean().item() for channel in range(3)]
+    assert means == pytest.approx([125.307, 122.950, 113.865], abs=1e-3)
+    test_labels = task.examples("test")[1]
+    assert test_labels[:5].tolist() == [3, 8, 8, 0, 6]
+    assert test_labels.bincount().tolist() == [1_000] * 10
 
 
 @pytest.mark.parametrize("task", [Series("osuleaf"), Series("plaid")], ids=lambda task: task.dataset)

@@ -156,7 +156,7 @@ def test_a_source_that_has_it_not(here: Path, tmp_path: Path, make: Any, sentenc
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_data: Path) -> None:
     (tmp_path / "file").write_text("precious")
     assert told(data.get, "ptb", tmp_path / "file", tiny_data).startswith("data_dir ")
-    names = "ptb, text8, mnist, osuleaf, plaid, ecg, imdb"
+    names = "ptb, text8, mnist, cifar10, osuleaf, plaid, ecg, imdb"
     assert told(data.get, "knitting") == f"name must be one of {names}; got 'knitting'."
 
 

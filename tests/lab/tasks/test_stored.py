@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from sab.errors import UserError
+from sab.lab import data
 from sab.lab.data import DATASETS, formats
-from sab.lab.tasks import ECG, IMDB, MNIST, PTB, Series, Split, StoredTask, Text8, stored
+from sab.lab.tasks import CIFAR10, ECG, IMDB, MNIST, PTB, Series, Split, StoredTask, Text8, stored
 from sab.lab.tasks.base import SPLITS
 from sab.lab.tasks.mnist import permutation
 from tests.lab import tiny
@@ -21,7 +22,10 @@ pytestmark = pytest.mark.usefixtures("tiny_data")
 CPU, FLOAT = torch.device("cpu"), torch.float32
 every_task = pytest.mark.parametrize(
     "task",
-    [PTB(length=7), Text8(), Text8(part="prefix", length=31), MNIST(), Series(), Series("plaid"), ECG(), IMDB()],
+    [
+        *(PTB(length=7), Text8(), Text8(part="prefix", length=31), MNIST(), CIFAR10()),
+        *(Series(), Series("plaid"), ECG(), IMDB()),
+    ],
     ids=lambda task: task.title,
 )
 
@@ -134,6 +138,20 @@ def test_mnist_is_judged_at_the_last_step() -> None:
     assert metrics["cross_entropy"].item() == task.loss(outputs, targets).item() == pytest.approx(50 / 3)
 
 
+def test_cifar10_is_three_numbers_a_pixel_in_scan_lines() -> None:
+    task = CIFAR10()
+    *training, test = (np.frombuffer(content, np.uint8).reshape(-1, 3073) for content in tiny.contents()["cifar10"])
+    records = np.concatenate(training)
+    inputs, targets = next(task.whole("train", 40, CPU, torch.float64))
+    assert inputs.shape == (1024, 40, 3)
+    red, green, blue = records[15, 1:].reshape(3, 1024)
+    np.testing.assert_allclose(inputs[:, 15].numpy() * 255, np.stack([red, green, blue], axis=1), rtol=1e-12)
+    assert targets.tolist() == records[:40, 0].tolist()
+    assert next(task.whole("valid", 40, CPU, FLOAT))[1].tolist() == records[40:, 0].tolist()
+    assert next(task.whole("test", 40, CPU, FLOAT))[1].tolist() == test[:, 0].tolist()
+    assert (task.label, task.title, task.batches_per_epoch(5)) == ("cifar10", "cifar10", 8)
+
+
 def test_the_folder_of_the_data_is_no_part_of_what_a_task_is(tiny_data: Path) -> None:
     task = PTB(data_dir=tiny_data)
     assert task == PTB()
@@ -158,12 +176,18 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_contents_that_are_not_what_the_data_set_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, counts in {"ptb": (1, 2, 3), "mnist": (3, 3, 3)}.items():
+    for name, counts in {"ptb": (1, 2, 3), "mnist": (3, 3, 3), "cifar10": (3, 3, 3)}.items():
         monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], counts=counts))
     with pytest.raises(UserError, match="the train text of ptb must have 1 characters"):
         PTB().text("train")
     with pytest.raises(UserError, match="the train files of mnist must hold 6 images of 28 by 28"):
         MNIST().examples("train")
+    with pytest.raises(UserError, match="the test files of cifar10 must hold 3 images; they hold 12"):
+        CIFAR10().examples("test")
+    with monkeypatch.context() as patched:
+        patched.setattr(data, "load", lambda *_: (bytes(5),) * 6)
+        with pytest.raises(UserError, match=r"^the train files of cifar10 must hold its images; its 5 bytes are no"):
+            CIFAR10().examples("train")
     monkeypatch.setattr(Text8, "symbols", " abc")
     with pytest.raises(UserError, match="the valid text of text8 must hold its symbols alone"):
         Text8().characters("valid")

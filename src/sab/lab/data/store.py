@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +68,7 @@ def load(name: str, data_dir: Path | str | None = None) -> tuple[bytes, ...]:
 def has(name: str, data_dir: Path | str | None = None) -> bool:
     """Whether all files of a data set are there, intact or not."""
     dataset = DATASETS[check_choice("name", name, DATASETS)]
-    return all(_find(folder_of(data_dir) / dataset.folder, file) for file in dataset.files)
+    return all(_find(folder_of(data_dir) / dataset.folder, file.names) for file in dataset.files)
 
 
 @functools.lru_cache(maxsize=4)
@@ -77,7 +77,7 @@ def _load(dataset: Dataset, folder: Path) -> tuple[bytes, ...]:
 
 
 def _load_file(dataset: Dataset, file: DataFile, folder: Path) -> bytes:
-    path = _find(folder / dataset.folder, file)
+    path = _find(folder / dataset.folder, file.names)
     if path is None:
         where = str(folder / dataset.folder)
         problem = f"{file.name!r} is not in {where!r}: get it with: sab data get {dataset.folder}"
@@ -93,13 +93,13 @@ def _load_file(dataset: Dataset, file: DataFile, folder: Path) -> bytes:
 
 def state_of(dataset: Dataset, folder: Path) -> DataState:
     """Whether a data set is there and intact."""
-    missing = [file.name for file in dataset.files if _find(folder / dataset.folder, file) is None]
+    missing = [file.name for file in dataset.files if _find(folder / dataset.folder, file.names) is None]
     if len(missing) == len(dataset.files):
         return DataState(False, "not here")
     if missing:
         return DataState(False, f"incomplete: {', '.join(missing)} missing")
     for file in dataset.files:
-        path = _find(folder / dataset.folder, file)
+        path = _find(folder / dataset.folder, file.names)
         assert path is not None
         try:
             _check(file, formats.read(path, file.size))
@@ -122,31 +122,39 @@ def get(
     check_choice("name", folder, folders())
     target = folder_of(data_dir) / folder
     chosen = versions(folder)
+    downloads = _Downloads(target, on_progress or (lambda *_: None))
+    read: Callable[[Dataset, DataFile], bytes]
     if source is None:
         dataset = next((one for one in chosen if all(_is_intact(target, file) for file in one.files)), chosen[0])
-        read = functools.partial(_download, on_progress=on_progress or (lambda *_: None))
+        read = downloads.read
     else:
         origin = Path(source)
         dataset, read = _version_in(origin, chosen), functools.partial(_from_local, origin)
-    paths: list[Path] = []
     with writing(target, "data_dir"):
         target.mkdir(parents=True, exist_ok=True)
-    for file in dataset.files:
-        if not _is_intact(target, file):
-            _set_aside(_find(target, file))
-            content = read(dataset, file, target)
-            with replacing(target / file.name, "data_dir") as temporary:
-                temporary.write_bytes(content)
-        found = _find(target, file)
-        assert found is not None
-        paths.append(found)
+    try:
+        paths = [_get_file(dataset, file, target, read) for file in dataset.files]
+    finally:
+        downloads.close()
     _load.cache_clear()
     return dataset, paths
 
 
-def _find(folder: Path, file: DataFile) -> Path | None:
-    """The path of a file, plain or packed."""
-    for name in file.names:
+def _get_file(dataset: Dataset, file: DataFile, target: Path, read: Callable[[Dataset, DataFile], bytes]) -> Path:
+    """The path of a file in the folder of its data set, where `read` gets it unless it is there and intact."""
+    if not _is_intact(target, file):
+        _set_aside(_find(target, file.names))
+        content = read(dataset, file)
+        with replacing(target / file.name, "data_dir") as temporary:
+            temporary.write_bytes(content)
+    found = _find(target, file.names)
+    assert found is not None
+    return found
+
+
+def _find(folder: Path, names: Iterable[str]) -> Path | None:
+    """The path of the file of one of these names, plain or packed."""
+    for name in names:
         for suffix in ("", *formats.PACKED):
             path = folder / (name + suffix)
             if path.is_file():
@@ -155,7 +163,7 @@ def _find(folder: Path, file: DataFile) -> Path | None:
 
 
 def _is_intact(folder: Path, file: DataFile) -> bool:
-    path = _find(folder, file)
+    path = _find(folder, file.names)
     try:
         if path is not None:
             _check(file, formats.read(path, file.size))
@@ -192,71 +200,108 @@ def _version_in(source: Path, chosen: list[Dataset]) -> Dataset:
 
 
 def _holds(source: Path, dataset: Dataset, file: DataFile) -> bool:
-    if source.is_dir():
-        return _find(source, file) is not None or _find(source / dataset.folder, file) is not None
-    if formats.is_archive(source):
-        try:
-            return not formats.names_in_archive(source).isdisjoint(file.names)
-        except Unreadable as trouble:
-            raise UserValueError(f"from {str(source)!r} must be an archive; {trouble}.", "from") from trouble
-    return formats.plain_name(source.name) in file.names
-
-
-def _from_local(source: Path, dataset: Dataset, file: DataFile, target: Path) -> bytes:
-    """The content of a file from the user's own folder or archive."""
-    path: Path | None = source
+    names = [*file.names, *(() if file.other_form is None else file.other_form.names[:1])]
+    if not _is_archive(source):
+        return _path_in(source, dataset, names) is not None
     try:
-        if source.is_dir():
-            path = _find(source, file) or _find(source / dataset.folder, file)
-            content = None if path is None else formats.read(path, file.size)
-        elif formats.is_archive(source):
-            content = formats.read_from_archive(source, file.names, file.size)
-        else:
-            content = formats.read(source, file.size) if formats.plain_name(source.name) in file.names else None
+        return not formats.names_in_archive(source).isdisjoint(names)
+    except Unreadable as trouble:
+        raise UserValueError(f"from {str(source)!r} must be an archive; {trouble}.", "from") from trouble
+
+
+def _is_archive(source: Path) -> bool:
+    return formats.is_archive(source) and not source.is_dir()
+
+
+def _path_in(source: Path, dataset: Dataset, names: Iterable[str]) -> Path | None:
+    """The path of the file of one of these names in the user's folder; that of an archive, whatever it holds."""
+    if source.is_dir():
+        return _find(source, names) or _find(source / dataset.folder, names)
+    return source if _is_archive(source) or formats.plain_name(source.name) in names else None
+
+
+def _read_in(source: Path, dataset: Dataset, names: Iterable[str], most: int) -> bytes | None:
+    """The content of such a file, of at most `most` bytes; None where there is none."""
+    path = _path_in(source, dataset, names)
+    if path is None:
+        return None
+    return formats.read_from_archive(source, names, most) if _is_archive(source) else formats.read(path, most)
+
+
+def _from_local(source: Path, dataset: Dataset, file: DataFile) -> bytes:
+    """The content of a file from the user's own folder or archive, or made from what that has in its place."""
+    names = file.names
+    try:
+        content = _read_in(source, dataset, names, file.size)
+        if content is None and (form := file.other_form) is not None:
+            names = form.names
+            parts = [_read_in(source, dataset, (name,), form.most) for name in names]
+            content = None if None in parts else form.make(*parts)
         if content is None:
             raise UserValueError(f"from {str(source)!r} must hold {file.name} too; it does not.", "from")
         _check(file, content)
     except Unreadable as trouble:
+        path = _path_in(source, dataset, names) or source
         raise UserValueError(
             f"from {str(path)!r} must hold {file.name} of {dataset.name}; {trouble}, so it was not used.", "from"
         ) from trouble
     return content
 
 
-def _download(dataset: Dataset, file: DataFile, target: Path, on_progress: OnProgress) -> bytes:
-    """The content of a file from the first public source that has it."""
-    troubles: list[str] = []
-    for url in file.urls:
-        name = url.rpartition("/")[2]
-        with writing(target, "data_dir"):
-            descriptor, partial = tempfile.mkstemp(prefix=".", suffix=f".part-{name}", dir=target)
-            os.close(descriptor)
-        path = Path(partial)
-        try:
-            _fetch(url, path, file, on_progress)
-            if formats.is_archive(path):
-                content = formats.read_from_archive(path, file.names, file.size)
-                if content is None:
-                    raise Unreadable(f"it holds no {file.name}")
-            else:
-                content = formats.read(path, file.size)
-            _check(file, content)
-            return content
-        except Unreadable as trouble:
-            broken = target / f"{name}.broken"
-            with writing(broken, "data_dir"):
-                os.replace(path, broken)
-            troubles.append(f"what {url} gave is not it ({trouble}; kept as {str(broken)!r})")
-        except (OSError, HTTPException) as error:
-            reason = error.reason if isinstance(error, URLError) else error
-            troubles.append(f"{url} cannot be reached ({reason})")
-        finally:
+class _Downloads:
+    """Public sources; an archive that several files come from is downloaded once."""
+
+    def __init__(self, target: Path, on_progress: OnProgress):
+        self._target, self._on_progress = target, on_progress
+        self._fetched: dict[str, Path] = {}
+
+    def read(self, dataset: Dataset, file: DataFile) -> bytes:
+        """The content of a file from the first public source that has it."""
+        target = self._target
+        troubles: list[str] = []
+        for url in file.urls:
+            try:
+                return self._read_from(url, file)
+            except Unreadable as trouble:
+                broken = target / f"{_name_of(url)}.broken"
+                with writing(broken, "data_dir"):
+                    os.replace(self._fetched.pop(url), broken)
+                troubles.append(f"what {url} gave is not it ({trouble}; kept as {str(broken)!r})")
+            except (OSError, HTTPException) as error:
+                self._fetched.pop(url).unlink(missing_ok=True)
+                reason = error.reason if isinstance(error, URLError) else error
+                troubles.append(f"{url} cannot be reached ({reason})")
+        missing = ", ".join(other.name for other in dataset.files if not _is_intact(target, other))
+        raise UserValueError(
+            f"{file.name} of {dataset.name} could not be got: {', '.join(troubles) or 'it has no public source'}; put "
+            f"{missing}, plain or as .gz or .xz, into {str(target)!r}, or give a folder or an archive with --from."
+        )
+
+    def _read_from(self, url: str, file: DataFile) -> bytes:
+        if url not in self._fetched:
+            with writing(self._target, "data_dir"):
+                descriptor, partial = tempfile.mkstemp(prefix=".", suffix=f".part-{_name_of(url)}", dir=self._target)
+                os.close(descriptor)
+            self._fetched[url] = Path(partial)
+            _fetch(url, Path(partial), file, self._on_progress)
+        path = self._fetched[url]
+        if formats.is_archive(path):
+            content = formats.read_from_archive(path, file.names, file.size)
+            if content is None:
+                raise Unreadable(f"it holds no {file.name}")
+        else:
+            content = formats.read(path, file.size)
+        _check(file, content)
+        return content
+
+    def close(self) -> None:
+        """Removes what was downloaded."""
+        for path in self._fetched.values():
             path.unlink(missing_ok=True)
-    missing = ", ".join(other.name for other in dataset.files if not _is_intact(target, other))
-    raise UserValueError(
-        f"{file.name} of {dataset.name} could not be got: {', '.join(troubles) or 'it has no public source'}; put "
-        f"{missing}, plain or as .gz or .xz, into {str(target)!r}, or give a folder or an archive with --from."
-    )
+
+
+def _name_of(url: str) -> str:
+    return url.rpartition("/")[2]
 
 
 def _fetch(url: str, path: Path, file: DataFile, on_progress: OnProgress) -> None:

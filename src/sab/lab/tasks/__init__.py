@@ -5,8 +5,10 @@ from __future__ import annotations
 from sab.lab.tasks.adding import Adding
 from sab.lab.tasks.base import DrawnTask, Headline, Split, Task
 from sab.lab.tasks.characters import CharacterTask
+from sab.lab.tasks.cifar10 import CIFAR10
 from sab.lab.tasks.copying import Copying
 from sab.lab.tasks.ecg import ECG
+from sab.lab.tasks.images import ImageTask
 from sab.lab.tasks.imdb import IMDB
 from sab.lab.tasks.labelled import LabelledTask
 from sab.lab.tasks.mnist import MNIST
@@ -17,10 +19,11 @@ from sab.lab.tasks.stored import StoredTask
 from sab.lab.tasks.text8 import Text8
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Copying, Adding, Recall, PTB, Text8, MNIST, Series, ECG, IMDB)
+    task.name: task for task in (Copying, Adding, Recall, PTB, Text8, MNIST, CIFAR10, Series, ECG, IMDB)
 }
 
 __all__ = [
+    "CIFAR10",
     "ECG",
     "IMDB",
     "MNIST",
@@ -31,6 +34,7 @@ __all__ = [
     "Copying",
     "DrawnTask",
     "Headline",
+    "ImageTask",
     "LabelledTask",
     "Recall",
     "Series",

@@ -10,20 +10,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sab.errors import UserValueError, check_bool
 from sab.lab import data
 from sab.lab.data.formats import read_idx
 from sab.lab.tasks.base import Headline, Split
-from sab.lab.tasks.stored import StoredTask
+from sab.lab.tasks.images import ImageTask
 
 PIXELS = 28 * 28
 DIGITS = 10
 
 
 @dataclass(frozen=True)
-class MNIST(StoredTask):
+class MNIST(ImageTask):
     """The 784 pixels of a digit, one a step in the order of scan lines, from 0 to 1; the last step predicts it."""
 
     name: ClassVar[str] = "mnist"
@@ -37,7 +36,6 @@ class MNIST(StoredTask):
         chance=0.1135,  # the share of the commonest digit in the test images
         spec=".1%",
     )
-    encoding = "vector"
     input_size: ClassVar[int] = 1
     output_size: ClassVar[int] = DIGITS
     recipe: ClassVar[Mapping[str, Any]] = {
@@ -78,19 +76,7 @@ class MNIST(StoredTask):
         rows = {"train": slice(train_count), "valid": slice(train_count, None), "test": slice(None)}[split]
         pixels = images.reshape(total, PIXELS)[rows]
         chosen = pixels[:, permutation()] if self.permuted else pixels.copy()
-        return torch.from_numpy(chosen), torch.from_numpy(labels[rows].copy())
-
-    def assemble(self, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return inputs.t().to(dtype).div(255).unsqueeze(-1), targets.long()
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs[-1], targets)
-
-    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {
-            "accuracy": (outputs[-1].argmax(-1) == targets).double().mean(),
-            "cross_entropy": self.loss(outputs, targets),
-        }
+        return torch.from_numpy(chosen).unsqueeze(-1), torch.from_numpy(labels[rows].copy())
 
 
 def permutation() -> np.ndarray:
