@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrM
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import Row
 from sab.lab.report.figures import draw_clip, draw_norms
-from sab.lab.report.numbers import METHODS, ByRow
+from sab.lab.report.numbers import ByRow, method_name
 from sab.lab.report.page.plots import Curve, band
 from sab.lab.report.tables import PAPERS_TABLES, title
 from sab.lab.tasks import TASKS, Headline
@@ -160,7 +160,7 @@ def _is_ours(row: Row) -> bool:
 
 def _name(row: Row) -> str:
     """A row at the end of its line."""
-    name = METHODS[row.method].removeprefix("LSTM, ")
+    name = method_name(row).removeprefix("LSTM, ")
     name += f" {row.k_trunc}" if row.k_trunc else ""
     name += f", {row.k_top}" if row.k_top else ""
     if row.is_control:

@@ -11,7 +11,7 @@ from sab.lab.experiments.records import Record
 from sab.lab.report.figures import save_in_every_format
 from sab.lab.report.numbers import ByRow
 from sab.lab.report.results import load, total_time
-from tools import datasets, dropin, rivals, summary, synthetic
+from tools import datasets, distance, dropin, rivals, summary, synthetic
 from tools.figures import of_results
 from tools.pages import IMAGES, ROOT, machines, replace_part
 
@@ -28,9 +28,10 @@ def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:
     """Every generated part: its page, its name there and its text."""
     results, readme, docs = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs"
     swaps = drop_in_table.load(ROOT / "results")
-    overview, swap = summary.part(by_row), dropin.swap_part(swaps)
+    overview, swap = summary.part(by_row, _of_rivals()[0]), dropin.swap_part(swaps)
     return [
         (results, "summary", overview),
+        (results, "distance", distance.part(by_row)),
         (results, "results", page_part(by_row)),
         (docs / "drop-in.md", "drop-in", dropin.page_part(swaps)),
         (docs / "when.md", "swap", swap),

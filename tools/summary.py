@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from sab.lab.experiments.records import Record
+from sab.lab.experiments.rivals import CONTENDERS, PROBLEMS
 from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, label, mark, show_median, verdict_word
+from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, show, show_median, verdict_word
 from sab.lab.report.tables import PAPERS_TABLES, heading, summary_of
 from sab.lab.tasks import TASKS
+from tools.groups import chosen_group
 from tools.pages import markdown
+from tools.rivals import known
 
-HEADER = ["task", "SAB here (seeds)", "the paper's SAB", "verdict", "truncated BPTT here", "full BPTT here"]
+HEADER = ["task", "SAB (seeds)", "paper's SAB", "verdict", "truncated", "full BPTT", "best rival"]
+UNITS = {"accuracy_last10": "%", "accuracy": "%", "mse": "error", "bits_per_character": "bits"}
 NOTE = (
-    "Medians on test data. *SAB* is the paper's best setting of each table as we train it; in a text every window "
-    "begins with an empty memory. The LSTMs are the best ones here, in the paper's training or in ours."
+    "Medians on test data: accuracy in per cent (copying: on the last 10), mean squared error, bits per character. "
+    "*SAB* is the paper's best setting of each table as we train it; in a text every window begins with an empty "
+    "memory. *Truncated* and *full BPTT* are the best LSTMs here without a memory, in the paper's training or in ours. "
+    "*Best rival* is the best other method of the rivals' table, where all have equal parameters and another training "
+    "(– where that table has no such task)."
 )
 OLDER = "‡ Recorded with an earlier memory."
 
 
-def part(by_row: ByRow) -> str:
-    """The table with its note."""
-    lines = [_line(title, rows, by_row) for title, rows in _tables(by_row)]
+def part(by_row: ByRow, rivals: Sequence[Record]) -> str:
+    """The table with its note, from the records of the paper's rows and of the rivals' table."""
+    lines = [_line(title, rows, by_row, known(rivals)) for title, rows in tables(by_row)]
     note = f"{NOTE} {OLDER}" if any("‡" in cell for line in lines for cell in line) else NOTE
     return f"{markdown(HEADER, lines)}\n\n{note}"
 
 
-def _tables(by_row: ByRow) -> Iterator[tuple[str, list[Row]]]:
+def tables(by_row: ByRow) -> Iterator[tuple[str, list[Row]]]:
     """The paper's tables by their titles."""
     for task, length in dict.fromkeys((row.task, row.length) for row in ROWS.values() if row.length and row.is_papers):
         rows = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
@@ -34,16 +42,16 @@ def _tables(by_row: ByRow) -> Iterator[tuple[str, list[Row]]]:
         yield heading(section.rows, by_row), section.rows
 
 
-def _line(title: str, rows: list[Row], by_row: ByRow) -> list[str]:
+def _line(title: str, rows: list[Row], by_row: ByRow, rivals: Sequence[Record]) -> list[str]:
     found = summary_of(rows, by_row)
-    name = f"{title}, {label(TASKS[rows[0].task].headline)}"
+    name = f"{title}, {UNITS[TASKS[rows[0].task].headline.metric]}"
+    others = [_value(found.truncated, by_row), _value(found.full, by_row), _best_rival(rows[0], rivals)]
     if found.sab is None:
-        return [name, NOT_RUN, NONE, NONE, _value(found.truncated, by_row), _value(found.full, by_row)]
+        return [name, NOT_RUN, NONE, NONE, *others]
     records = by_row[found.sab.id]
     older = max((mark(found.sab, record) for record in records), key=len)
     here = f"{_value(found.sab, by_row)} ({len(records)}){older}"
-    printed, word = found.sab.paper[found.sab.judged], verdict_word(found.sab, records)
-    return [name, here, printed, word, _value(found.truncated, by_row), _value(found.full, by_row)]
+    return [name, here, found.sab.paper[found.sab.judged], verdict_word(found.sab, records), *others]
 
 
 def _value(row: Row | None, by_row: ByRow) -> str:
@@ -51,3 +59,20 @@ def _value(row: Row | None, by_row: ByRow) -> str:
         return NOT_RUN
     headline = TASKS[row.task].headline
     return show_median(by_row[row.id], headline.metric, headline.higher_is_better)
+
+
+def _best_rival(row: Row, rivals: Sequence[Record]) -> str:
+    """The best method but SAB in the rivals' table of a task and length, and its median."""
+    problem = PROBLEMS.get(row.task if row.length is None else f"{row.task}-{row.length}")
+    if problem is None or not problem.is_matched:
+        return NONE
+    headline = TASKS[row.task].headline
+    medians: dict[str, float] = {}
+    for name in problem.contenders:
+        group = chosen_group(problem, {"contender": name}, rivals)
+        if CONTENDERS[name].is_rival and group is not None and group.median is not None:
+            medians[CONTENDERS[name].title] = group.median
+    if not medians:
+        return NOT_RUN
+    best = (max if headline.higher_is_better else min)(medians, key=lambda title: medians[title])
+    return f"{show(headline.metric, medians[best])} {best}"

@@ -8,12 +8,13 @@ from typing import Any
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.report.numbers import (
-    METHODS,
+    NONE,
     NOT_RUN,
     ByRow,
     footnotes,
     mark,
     median,
+    method_name,
     show,
     show_each,
 )
@@ -72,7 +73,7 @@ def other_lengths_table(rows: Sequence[Row], by_row: ByRow) -> str:
     lengths = rows[0].other_lengths
     lines: list[list[str]] = []
     for row in rows:
-        start = [f"{METHODS[row.method]}, {row.reading}", str(row.k_trunc), str(row.k_top)]
+        start = [f"{method_name(row)}, {row.reading}", str(row.k_trunc or NONE), str(row.k_top or NONE)]
         cells: list[str] = []
         for length in (row.length or 0, *lengths):
             tested = [

@@ -325,7 +325,7 @@ def test_data_get_and_list(tiny_data: Path, capsys: Capture) -> None:
     assert run("data", "get", "--help") == 0
     assert "--from" in capsys.readouterr().out
     assert run("data", "list", "--data-dir", "here") == 0
-    assert [line.split("  ")[-2].strip() for line in capsys.readouterr().out.splitlines()[1:]] == ["not here"] * 8
+    assert [line.split("  ")[-2].strip() for line in capsys.readouterr().out.splitlines()[1:]] == ["not here"] * 9
     for name in ("ptb", "text8", "mnist", "osuleaf", "plaid", "ecg", "imdb"):
         assert run("data", "get", name, "--from", tiny_data, "--data-dir", "here") == 0
         told = capsys.readouterr().out.splitlines()

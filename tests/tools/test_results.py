@@ -11,14 +11,16 @@ import pytest
 from matplotlib.image import imread
 
 from sab.lab.experiments.recipe import OURS
+from sab.lab.experiments.rivals import PROBLEMS
+from sab.lab.experiments.selection import SELECTION_SEED
 from sab.lab.experiments.tables import ROWS
 from sab.lab.report.figures import save
 from sab.lab.report.results import load
 from sab.lab.report.tables import summary_of
 from sab.lab.tasks import Copying
 from sab.plot.drawing import METHODS
-from tests.lab.report.made_up import SAB, by_row, record
-from tools import figures, summary, synthetic
+from tests.lab.report.made_up import SAB, by_row, record, rival_record
+from tools import distance, figures, summary, synthetic
 from tools.pages import ROOT, with_part
 from tools.results import page_part, parts
 
@@ -68,14 +70,65 @@ def test_the_summary() -> None:
         record("copying-100-tbptt-20", value=0.3),
         record("text8-sab-5-5-ours", value=1.9, part="prefix"),
     )
-    text = summary.part(made)
-    assert (
-        "| Copying T = 100, accuracy on the last 10 in per cent | 100.0 (1) | 100.0 | reached | 30.0 | not run |"
-        in text
-    )
-    assert "| Copying T = 200, accuracy on the last 10 in per cent | not run | – | – | not run | not run |" in text
-    assert "| text8 prefix, bits per character | 1.900 (1) | 1.53 | missed | not run | not run |" in text
+    text = summary.part(made, [])
+    assert "| Copying T = 100, % | 100.0 (1) | 100.0 | reached | 30.0 | not run | – |" in text
+    assert "| Copying T = 300, % | not run | – | – | not run | not run | not run |" in text
+    assert "| text8 prefix, bits | 1.900 (1) | 1.53 | missed | not run | not run | – |" in text
     assert summary_of([row for row in ROWS.values() if row.length == 100], made).reached == "1 of 2"
+
+
+def test_the_best_rival_is_no_sab_and_at_its_chosen_rate() -> None:
+    problem = PROBLEMS["copying-300"]
+    made = [
+        rival_record(problem, name, rate, seed, value, value)
+        for name, rate, value in (("sab", 2e-3, 1.0), ("lstm", 2e-3, 0.3), ("self_attention", 2e-3, 0.8))
+        for seed in (SELECTION_SEED, 0, 1)
+    ]
+    made += [rival_record(problem, "gru", 2e-3, 0, None, 0.99), rival_record(problem, "chrono", 8e-3, 0, 0.9, 0.95)]
+    assert "| not run | not run | 80.0 LSTM, full self-attention |" in summary.part({}, made)
+    errors = {"lstm": 0.01, "mamba": 0.002}
+    adding = [
+        rival_record(PROBLEMS["adding-400"], name, 2e-3, seed, value, value)
+        for name, value in errors.items()
+        for seed in (SELECTION_SEED, 0)
+    ]
+    assert "| Adding T = 400, error | not run | – | – | not run | not run | 0.00200 Mamba |" in summary.part({}, adding)
+
+
+def test_the_best_lstms_count_every_budget_and_start() -> None:
+    values = {
+        "bptt": 0.2,
+        "bptt-full-budget": 0.6,
+        "chrono-full-budget": 0.9,
+        "tbptt-5": 0.2,
+        "tbptt-5-full-budget": 0.3,
+    }
+    made = by_row(*(record(f"copying-100-{row}", value=value) for row, value in values.items()))
+    assert "| Copying T = 100, % | not run | – | – | 30.0 | 90.0 | – |" in summary.part(made, [])
+
+
+def test_the_distance_that_is_closed() -> None:
+    values = {
+        "copying-100-tbptt-10": 0.2,
+        "copying-100-sab-10-10": 1.0,
+        "copying-100-bptt": 0.6,
+        "copying-100-sab-5-5": 0,
+    }
+    values |= {"ptb-tbptt-5": 1.5, "ptb-sab-5-10": 1.45, "ptb-bptt": 1.3, "adding-200-sab-10-10": 1e-5}
+    values |= {"mnist-tbptt-10": 0.5, "mnist-sab-10-10": 0.6, "mnist-bptt": 0.4}
+    made = by_row(*(record(f"{row}-ours", value=value) for row, value in values.items()))
+    text = distance.part(made)
+    assert "| Copying T = 100 | 20.0 | 100.0 | 60.0 | 200 % | 102 % |" in text
+    assert "| Penn Treebank, fresh | 1.500 | 1.450 | 1.300 | 25 % | 67 % |" in text
+    assert "| Penn Treebank, carried | 1.500 | 1.450 | 1.300 | 25 % | 67 % |" in text
+    assert "| Pixel-by-pixel MNIST | 50.00 | 60.00 | 40.00 | full is not better | – |" in text
+    assert "| Adding T = 200 | not run | 0.00001 | not run | – | 67 % |" in text
+    assert "†" not in text
+    assert distance.share(0.5, 0.9, 0.501, higher_is_better=True) == "over 999 %"
+    stale = record("copying-100-bptt-ours", value=0.6, config={**ROWS["copying-100-bptt-ours"].config(1).to_json()})
+    stale["config"]["training"]["iterations"] = 5
+    assert "60.0 †" in distance.part(by_row(stale))
+    assert "† Made with another configuration" in distance.part(by_row(stale))
 
 
 def test_learning_curves_over_epochs() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from sab.lab.experiments.rivals import CONTENDERS
 from tests.lab.browser.conftest import ROOT
 
 
@@ -36,3 +37,18 @@ def test_formulas_are_typeset_and_the_search_finds_without_a_network(browser: Br
         page.keyboard.type("macrostate")
         expect(page.locator(".md-search-result__item").first).to_contain_text("acrostate", timeout=20_000)
     assert asked == []
+
+
+def test_the_first_table_of_the_results_fits_the_page(browser: Browser, site: Path) -> None:
+    with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
+        page.goto((site / "results.html").as_uri())
+        table = page.locator("article table").first
+        expect(table).to_contain_text("best rival")
+        for name in ("", max((one.title for one in CONTENDERS.values()), key=len)):
+            if name:  # wherever a rival is best, the longest name
+                table.evaluate(
+                    "(table, name) => [...table.rows].slice(1).forEach((row) => row.cells[6].textContent = name)",
+                    f"100.0 {name}",
+                )
+            widths = table.evaluate("(table) => [table.scrollWidth, table.closest('article').clientWidth]")
+            assert widths[0] <= widths[1] <= 720

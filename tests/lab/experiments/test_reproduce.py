@@ -21,7 +21,7 @@ from sab.errors import UserError
 from sab.lab.data import DATASETS
 from sab.lab.experiments import progress, records
 from sab.lab.experiments import reproduce as runner
-from sab.lab.experiments.reproduce import Outcome, jobs_of, reproduce, standings
+from sab.lab.experiments.reproduce import Outcome, coverage, jobs_of, reproduce, standings
 from sab.lab.experiments.tables import Row, find
 from sab.lab.locks import Lock
 from sab.lab.tasks import PTB, Copying
@@ -398,6 +398,23 @@ def test_standings(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [standing.state for standing in told] == ["ended", "left", "left", "recorded"]
     assert [standing.iterations for standing in told] == [6, 0, 0, 6]
     assert told[0].summary.startswith("accuracy on the last 10")
+    changed = replace(rows[3], overrides={"lr": 0.5})
+    (standing,) = standings(jobs_of([changed], [0], Path("runs")), Path("results"))
+    assert (standing.state, standing.iterations) == ("outdated", 6)
+
+
+def test_a_row_has_the_seeds_that_it_needs(rows: list[Row]) -> None:
+    chosen = [rows[2], replace(rows[3], seeds=1)]
+    assert coverage(chosen, Path("results")) == (2, 0, 4)
+    labels = [job.label for job in jobs_of(chosen, None, Path("runs"))]
+    assert labels == [f"{rows[2].id} seed 0", f"{rows[3].id} seed 0", *(f"{rows[2].id} seed {seed}" for seed in (1, 2))]
+    assert len(jobs_of(chosen, [0, 5], Path("runs"))) == 4, "seeds that are given are those of all"
+    outcome = call(chosen, seeds=None)
+    assert (len(outcome.recorded), outcome.left) == (4, [])
+    assert coverage(chosen, Path("results")) == (2, 2, 0)
+    changed = [replace(row, overrides={"lr": 0.5}) for row in chosen]
+    assert coverage(changed, Path("results")) == (2, 0, 4), "records of another configuration do not count"
+    assert coverage([replace(rows[2], seeds=5)], Path("results")) == (1, 0, 2)
 
 
 @pytest.fixture
@@ -499,7 +516,8 @@ def test_a_large_model_has_the_device_to_itself(rows: list[Row], monkeypatch: py
         outcome = call(rows, together=3, minutes=9)
         assert [record["row"] for record in outcome.recorded[3::4]] == [rows[2].id] * 2, "or last"
     sizes = {job.row.task: job.is_large for job in jobs_of(find(), [0], Path("runs"))}
-    assert sizes == {"copying": False, "adding": False, "ptb": True, "text8": True, "mnist": False}
+    small = dict.fromkeys(("copying", "adding", "mnist", "cifar10"), False)
+    assert sizes == {"ptb": True, "text8": True, **small}
 
 
 def test_a_run_that_another_process_trains_is_passed_over(rows: list[Row]) -> None:

@@ -66,20 +66,32 @@ def test_some_rows_into_other_folders() -> None:
 def test_list_and_status_train_nothing(capsys: Capture) -> None:
     assert run("--list") == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["row", "iterations", "the", "paper's", "values"]
+    assert header.split() == ["row", "seeds", "iterations", "the", "paper's", "values"]
     assert [line.split()[0] for line in lines] == list(tables.ROWS)
     assert all("not in the paper" in line for line in lines)
     assert run("adding", "--status") == 0
     told = capsys.readouterr().out
     assert re.search(r"^adding-3-bptt seed 0 +left +0/6$", told, flags=re.MULTILINE)
-    assert told.startswith("3 runs: 3 left\nrun ")
+    assert told.startswith("Other rows: 0 of 1 have all their seeds, 3 runs are left\n3 runs: 3 left\nrun ")
     assert not Path("runs").exists()
     assert run("adding", "--seeds", "0") == 0
     capsys.readouterr()
     assert run("adding", "--status") == 0
     told = capsys.readouterr().out
     assert "mean squared error" in told
-    assert told.startswith("3 runs: 1 ended, 2 left\nrun ")
+    assert told.startswith("Other rows: 0 of 1 have all their seeds, 2 runs are left\n3 runs: 1 ended, 2 left\nrun ")
+
+
+def test_status_begins_with_the_papers_rows(rows: list[Row], capsys: Capture) -> None:
+    papers = {"paper": {"mse": "0.1"}, "seeds": 1}
+    tables.ROWS = {row.id: replace(row, **papers) if row.task == "adding" else row for row in rows}
+    assert run("adding", "--rows", "adding-*") == 0
+    assert capsys.readouterr().out.endswith("All 1 runs are at their end; their records are in results.\n")
+    assert run("--status") == 0
+    first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert first == "Rows of the paper: 1 of 1 have all their seeds, 0 runs are left"
+    assert second == "Other rows: 0 of 3 have all their seeds, 9 runs are left"
+    assert third == "10 runs: 9 left, 1 ended"
 
 
 def test_the_papers_rows_alone(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -121,7 +133,7 @@ class PressCtrlC(progress.RunProgress):
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(progress, "RunProgress", PressCtrlC)
     assert run("copying") == 130
-    assert "Go on with: sab reproduce copying --seeds 0,1,2" in capsys.readouterr().out
+    assert "Go on with: sab reproduce copying --out " in capsys.readouterr().out
 
 
 def test_a_failure_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -13,10 +13,11 @@ import torch
 from sab.config import SABConfig
 from sab.errors import UserError
 from sab.lab.data import DATASETS
-from sab.lab.experiments.recipe import ours
+from sab.lab.experiments.recipe import ours, self_attention
+from sab.lab.experiments.rivals import CONTENDERS
 from sab.lab.experiments.settings import BATCHES, epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row, find
-from sab.lab.tasks import MNIST, PTB, Adding, Text8
+from sab.lab.tasks import CIFAR10, MNIST, PTB, Adding, ImageTask, Text8
 from sab.lab.training import RunConfig
 from tests.lab.older import NEWER_OPTIONS
 
@@ -34,13 +35,15 @@ def test_the_paper_has_forty_five_rows() -> None:
 def test_a_row_is_the_run_that_its_name_says(row: Row) -> None:
     config = row.config(7)
     options = config.options()
-    assert RunConfig.from_json(config.to_json()) == config
+    assert RunConfig.from_json(config.to_json()).difference(config) is None
     assert (options["task"], options["method"], options["cell"]) == (row.task, row.method, row.cell)
     assert options.get("length") == row.length or row.length is None
     assert options["seed"] == 7
     memory = config.model.layer_config()
-    assert memory.k_trunc == (None if row.method == "bptt" else row.k_trunc)
-    assert (memory.k_top, memory.k_att) == (row.k_top if row.method == "sab" else 0, row.k_att)
+    if not row.reads_all:
+        assert memory.k_trunc == (None if row.method == "bptt" else row.k_trunc)
+        assert (memory.k_top, memory.k_att) == (row.k_top if row.method == "sab" else 0, row.k_att)
+    assert (options["iterations"] == 200_000) == row.id.endswith("full-budget")
     assert (config.training.clip is None) == row.id.endswith("unclipped")
     assert options.get("permuted", False) == ("permuted" in row.id)
     if row.reading in ("as written", "as released"):
@@ -48,10 +51,64 @@ def test_a_row_is_the_run_that_its_name_says(row: Row) -> None:
     assert row.config(0, iterations=5, device="cpu").training.iterations == 5
 
 
+def test_baselines_with_the_papers_own_budget() -> None:
+    longer = {row.id.removesuffix("-full-budget"): row for row in ROWS.values() if row.is_full_budget}
+    seeds = {name: row.seeds for name, row in longer.items()}
+    baselines = ["bptt", "tbptt-5", "tbptt-10", "tbptt-20"]
+    assert seeds == {
+        **{f"copying-100-{name}": 3 for name in (*baselines, "chrono", "sab-5-5-as-released", "sab-10-10-as-released")},
+        **dict.fromkeys(["copying-200-bptt", "copying-200-sab-1-5-as-released", "copying-300-bptt"], 1),
+        **dict.fromkeys(["adding-200-bptt", "adding-400-bptt"], 1),
+    }
+    for name, row in longer.items():
+        config = row.config(0)
+        if name in ROWS:  # the same run, ten times as long
+            assert config.difference(ROWS[name].config(0)) is None
+            assert row.paper == ROWS[name].paper
+        assert not row.is_papers, "the paper's rows are counted once"
+    today = longer["copying-100-chrono"].config(0)
+    assert (today.model.method, today.training.lr_decay, today.training.lr) == ("chrono", 0.5, 1e-3)
+    assert longer["copying-100-chrono"].credit == "bptt"
+    checkpoint = longer["copying-200-sab-1-5-as-released"].config(0)
+    assert (checkpoint.training.clip, checkpoint.model.memory.k_trunc, checkpoint.model.memory.k_top) == (0.5, 1, 5)
+    assert checkpoint.model.memory.weighting == "relu_norm"
+
+
+def test_full_self_attention_reads_every_state_and_cuts_nothing() -> None:
+    rows = [row for row in ROWS.values() if row.reads_all]
+    assert [row.id for row in rows] == [f"copying-{length}-self-attention-ours" for length in (100, 200, 300)]
+    assert rows[0].other_lengths == (200, 300, 400, 2000, 5000)
+    for row in rows:
+        config = row.config(0)
+        memory, contender = config.model.memory, CONTENDERS["self_attention"].model(128, config.task).memory
+        assert memory == contender
+        assert (memory.k_top, memory.k_att, memory.k_trunc) == (config.task.steps, 1, None)
+        assert config.training == ROWS[f"copying-{row.length}-sab-10-10-ours"].config(0).training
+    config = replace(rows[0], length=3).config(0)
+    torch.manual_seed(0)
+    model = config.build_model(torch.device("cpu"))
+    _, _, attention = model(config.task.batch(0, 0, 2, "valid")[0], return_attention=True)
+    assert (attention.weights[-1] > 0).sum(-1).tolist() == [config.task.steps - 1] * 2
+
+
+def test_rows_that_need_one_seed_alone() -> None:
+    few = {row.id for row in ROWS.values() if row.seeds < 3}
+    text8 = {f"text8-{name}" for name in ("bptt", "tbptt-5", "bptt-ours", "tbptt-5-ours")}
+    assert few - text8 == {row.id for row in ROWS.values() if row.is_full_budget and row.length != 100}
+    assert text8 <= few
+    assert {row.seeds for row in ROWS.values()} == {1, 3}
+
+
+def test_every_table_has_truncated_and_full_backpropagation_in_our_training() -> None:
+    for row in [row for row in ROWS.values() if row.is_papers and row.reading == "ours"]:
+        same = [other for other in ROWS.values() if (other.task, other.length) == (row.task, row.length)]
+        assert {other.credit for other in same if other.is_control and not other.is_permuted} == {"bptt", "tbptt"}
+
+
 def test_an_epoch_has_as_many_batches_as_the_data_sets_say() -> None:
-    for task, batch_size in ((PTB(), 32), (Text8(), 64), (Text8(part="prefix"), 64), (MNIST(), 64)):
+    for task, batch_size in ((PTB(), 32), (Text8(), 64), (Text8(part="prefix"), 64), (MNIST(), 64), (CIFAR10(), 64)):
         count = DATASETS[task.dataset].counts[0]
-        examples = count if isinstance(task, MNIST) else (count - 1) // task.length
+        examples = count if isinstance(task, ImageTask) else (count - 1) // task.length
         assert BATCHES[task.dataset] == examples // batch_size
     assert epochs_in(Adding(), 100) is None
 
@@ -82,7 +139,7 @@ def test_the_recipe_takes_what_a_task_has() -> None:
 
 
 def test_rows_keep_their_ids() -> None:
-    for path in (ROOT / "results" / f"{task}.jsonl" for task in COLUMNS):
+    for path in (path for task in COLUMNS if (path := ROOT / "results" / f"{task}.jsonl").exists()):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             assert record["row"] in ROWS, path.name
@@ -92,7 +149,9 @@ def test_rows_keep_their_ids() -> None:
 def test_ours_is_the_default_memory_trained_like_the_baselines_and_other_cells() -> None:
     for row in (row for row in ROWS.values() if row.reading == "ours"):
         config = row.config(0)
-        assert config.model.memory == SABConfig(k_trunc=row.k_trunc, k_top=row.k_top, k_att=row.k_att)
+        memory = SABConfig(k_trunc=row.k_trunc, k_top=row.k_top, k_att=row.k_att)
+        memory = replace(memory, **self_attention(config.task)) if row.reads_all else memory
+        assert config.model.memory == memory
         assert config.model.readout == "hidden"
         clip = config.training.clip if row.is_clipped else replace(row, is_clipped=True).config(0).training.clip
         plain = ours(row.task, row.length, "tbptt", 5, 0, 2, **row.options)
@@ -109,7 +168,7 @@ def papers_rows() -> dict[str, dict[str, Any]]:
 
 def test_the_papers_rows_stay_as_they_are() -> None:
     stored = papers_rows()
-    assert list(stored) == [row.id for row in ROWS.values() if row.reading != "ours"]
+    assert list(stored) == [row.id for row in ROWS.values() if row.reading != "ours" and not row.is_full_budget]
     for name, config in stored.items():
         model, now = config["model"], ROWS[name].config(0)
         start = [model.pop(option) for option in ("input_scale", "initial_score", "initial_summary")]

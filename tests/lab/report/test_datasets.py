@@ -6,7 +6,7 @@ from typing import Any
 
 from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.tables import ROWS
-from sab.lab.report.tables import CELLS, PAPERS_TABLES, PERMUTED, UNCLIPPED
+from sab.lab.report.tables import CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED
 from tests.lab.report import made_up
 from tests.lab.report.made_up import by_row, diverged, record
 from tools import datasets, summary
@@ -57,7 +57,7 @@ def test_the_prefix_is_named_wherever_its_numbers_are() -> None:
     assert made_up.cells(TEXT8, made)["data"] == "text8 prefix"
     assert "### text8 prefix" in datasets.tables(made)
     assert "![Learning curves of text8 prefix](images/text8.png)" in datasets.tables(made)
-    assert "| text8 prefix, bits per character |" in summary.part(made)
+    assert "| text8 prefix, bits |" in summary.part(made, [])
     assert "data" not in cells(TEXT8, record(TEXT8))
     assert "### text8" in datasets.tables({})
     both = by_row(record(TEXT8, part="prefix"), record("text8-bptt"))
@@ -65,10 +65,10 @@ def test_the_prefix_is_named_wherever_its_numbers_are() -> None:
 
 
 def test_a_command_runs_the_rows_of_its_table() -> None:
-    sections = [*PAPERS_TABLES, PERMUTED, *CELLS, *UNCLIPPED]
+    sections = [*PAPERS_TABLES, PERMUTED, CIFAR10, *CELLS, *UNCLIPPED]
     page = "\n".join([*datasets.tables({}), *datasets.beyond({})])
     for section in sections:
-        assert f"sab reproduce {section.task} --rows '{section.patterns}' --seeds 0,1,2" in page
+        assert f"sab reproduce {section.task} --rows '{section.patterns}'\n" in page
     shown = {row.id for section in sections for row in section.rows}
     assert shown == {row.id for row in ROWS.values() if row.length is None}, "every row is in a table"
     for section in PAPERS_TABLES:

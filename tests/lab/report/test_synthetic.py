@@ -67,6 +67,21 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert cells("copying-100-bptt-ours")["reading"] == "our training, no memory"
 
 
+def test_what_is_a_rows_own_stands_with_its_method() -> None:
+    longer = cells("copying-100-bptt-full-budget", record("copying-100-bptt-full-budget", value=0.99))
+    assert (longer["reading"], longer["against the paper"]) == ("200,000 iterations", "reached by the one seed")
+    today = cells("copying-100-chrono-full-budget")
+    assert (today["method"], today["reading"]) == (
+        *("LSTM, full BPTT, chrono start", "200,000 iterations, falling rate"),
+    )
+    checkpoint = cells("copying-200-sab-1-5-as-released-full-budget")
+    assert (checkpoint["reading"], checkpoint["k_top"]) == ("as released, 200,000 iterations, clip 0.5", "5")
+    attention = cells("copying-100-self-attention-ours")
+    assert [attention[name] for name in ("method", "reading", "k_trunc", "k_top")] == [
+        *("LSTM, full self-attention", "ours", "–", "–"),
+    ]
+
+
 def test_other_lengths() -> None:
     rows = [row for row in ROWS.values() if row.other_lengths]
     tested = {str(length): {"accuracy_last10": 0.9} for length in (200, 300)}
@@ -75,4 +90,5 @@ def test_other_lengths() -> None:
     assert (
         "| **100.0** (100.0, 100.0, diverged at iteration 241) | **90.0** (90.0) | **90.0** (90.0) | not run |" in text
     )
-    assert text.count("not run") == 3 + 6
+    assert text.count("not run") == 3 + 6 * (len(rows) - 1)
+    assert "| LSTM, full self-attention, ours | – | – |" in text

@@ -117,7 +117,7 @@ def reproduce(
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TASK ...]")] = (),
     rows: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATTERN,PATTERN,...")] = None,
     paper: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    seeds: Annotated[str, tyro.conf.arg(metavar="SEED,SEED,...")] = "0,1,2",
+    seeds: Annotated[str | None, tyro.conf.arg(metavar="{None}|SEED,SEED,...")] = None,
     minutes: float | None = None,
     iterations: int | None = None,
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs/reproduce"),
@@ -140,7 +140,7 @@ def reproduce(
         tasks: Whose tables; none means all that there are.
         rows: Which rows, by patterns of their ids as in 'copying-100-*'; None means all. --list shows the ids.
         paper: The paper's own rows alone, those of SAB as we train it: no further readings, controls, cells or lengths.
-        seeds: The seeds of each row, as in 0,1,2.
+        seeds: The seeds of each row, as in 0,1,2; None means those that the row needs: 0,1,2 for most, 0 for a few.
         minutes: After so many minutes every run writes its checkpoint and the same command goes on; None: no limit.
         iterations: How many iterations each row has; None means as many as its table says.
         out: Folder for the runs, which are skipped or continued where they are there already.
@@ -155,20 +155,23 @@ def reproduce(
         address: That of the cluster, as in 10.0.0.1:6379, or auto for the one that this machine is part of; None means
             RAY_ADDRESS or, without one, a local cluster that is started and ended by this command.
         show_list: Show the rows with the paper's values, and train nothing.
-        status: Show what has ended, is under way or left, and train nothing.
+        status: Show how many rows have all their seeds and what has ended, is under way or left; train nothing.
     """
     from sab.lab.experiments import reproduce as runner
     from sab.lab.experiments.tables import find
     from sab.lab.report import results as tables
 
     chosen = find(tasks, None if rows is None else [pattern.strip() for pattern in rows.split(",")], paper)
-    numbers = parse_seeds(seeds)
+    numbers = None if seeds is None else parse_seeds(seeds)
     if show_list:
         print("\n".join(tables.listing([row.on(data_dir) for row in chosen])))
         return DONE
     if status:
         standings = runner.standings(runner.jobs_of(chosen, numbers, out, iterations, device, data_dir), results)
-        print("\n".join(tables.standing_lines(standings)))
+        of_paper, of_others = ([row for row in chosen if row.is_papers == whose] for whose in (True, False))
+        kinds = {"Rows of the paper": of_paper, "Other rows": of_others}
+        covered = {kind: runner.coverage(rows_of_kind, results) for kind, rows_of_kind in kinds.items()}
+        print("\n".join([*tables.coverage_lines(covered), *tables.standing_lines(standings)]))
         return DONE
     if address is not None and on is None:
         raise UserValueError(f"address must be given together with --on ray; got {address!r} alone.", "address")
@@ -181,17 +184,17 @@ def reproduce(
         outcome = reproduce_on_ray(chosen, numbers, out, results, *options, address)
     for label, sentence in outcome.failed.items():
         print(f"sab: {label} failed: {sentence}", file=sys.stderr)
+    total = sum(row.seeds if numbers is None else len(numbers) for row in chosen)
     if outcome.left:
         given = {"rows": rows, "seeds": seeds, "minutes": minutes, "iterations": iterations, "out": out}
         given |= {"results": results, "device": device, "together": together, "data-dir": data_dir, "commit": commit}
         given |= {"on": on, "address": address}
         words = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
         words += ["--paper"] if paper else []
-        total = len(chosen) * len(numbers)
         print(f"{len(outcome.left)} of {total} runs are not at their end, the first of them {outcome.left[0].label}.")
         print(f"Go on with: {shlex.join(['sab', 'reproduce', *tasks, *words])}")
     else:
-        print(f"All {len(chosen) * len(numbers)} runs are at their end; their records are in {results}.")
+        print(f"All {total} runs are at their end; their records are in {results}.")
     if outcome.was_interrupted:
         return INTERRUPTED
     return FAILED if outcome.failed else DONE

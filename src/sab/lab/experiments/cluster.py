@@ -63,7 +63,7 @@ class Finished(NamedTuple):
 
 def reproduce_on_ray(
     rows: Sequence[Row],
-    seeds: Iterable[int],
+    seeds: Iterable[int] | None,
     out: Path,
     results: Path,
     minutes: float | None = None,

@@ -138,8 +138,8 @@ def other_memory(row: Row, record: Record) -> str | None:
     config = config_of(record)
     if row.method != "sab" or config is None:
         return None
-    model, wanted = config.model, row.as_in(config).config(record["seed"])
-    if (model.memory, model.readout, config.input_scale) == (wanted.model.memory, wanted.model.readout, 1):
+    model, wanted = config.model.effective(), row.as_in(config).config(record["seed"]).model.effective()
+    if (model.memory, model.readout, config.input_scale) == (wanted.memory, wanted.readout, 1):
         return None
     memory = model.memory
     words = [str(memory.scorer), memory.weighting, memory.incorporate]

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -152,21 +152,30 @@ class Outcome:
         return line
 
 
+def seeds_of(rows: Iterable[Row], seeds: Iterable[int] | None) -> list[int]:
+    """The seeds that are given or, without any, all that some row needs."""
+    return list(range(max(row.seeds for row in rows))) if seeds is None else check_seeds(seeds)
+
+
 def jobs_of(
-    rows: Iterable[Row],
-    seeds: Iterable[int],
+    rows: Sequence[Row],
+    seeds: Iterable[int] | None,
     out: Path,
     iterations: int | None = None,
     device: str = "auto",
     data_dir: Path | None = None,
 ) -> list[Job]:
-    """The runs of some rows, seed by seed, on the data that are in the folder."""
+    """The runs of some rows, seed by seed, on the data that are in the folder.
+
+    Without seeds each row has as many as it needs.
+    """
     check_int("iterations", iterations, 1, optional=True)
     rows = [row.on(data_dir) for row in rows]
     return [
         Job(row, reading_from(data_dir, row.config(seed, iterations, device)), out)
-        for seed in check_seeds(seeds)
+        for seed in seeds_of(rows, seeds)
         for row in rows
+        if seeds is not None or seed < row.seeds
     ]
 
 
@@ -179,7 +188,7 @@ def reading_from(data_dir: Path | None, config: RunConfig) -> RunConfig:
 
 def reproduce(
     rows: Sequence[Row],
-    seeds: Iterable[int],
+    seeds: Iterable[int] | None,
     out: Path,
     results: Path,
     minutes: float | None = None,
@@ -191,6 +200,8 @@ def reproduce(
     console: Console | None = None,
 ) -> Outcome:
     """Trains every row from every seed and records what it came to; what is at its end already is left as it is.
+
+    Without seeds each row has as many as it needs.
 
     After `minutes`, and at Ctrl-C, all runs that are under way write their checkpoints, and the next call goes on
     with them. A run that diverges is recorded as such; one that fails leaves the others to go on, and so do
@@ -255,7 +266,7 @@ class Plan:
 
 def make_plan(
     rows: Sequence[Row],
-    seeds: Iterable[int],
+    seeds: Iterable[int] | None,
     out: Path,
     minutes: float | None,
     iterations: int | None,
@@ -266,8 +277,8 @@ def make_plan(
     deadline = deadline_after(minutes)
     if not rows:
         raise UserValueError("rows must be at least one; got none.", "rows")
-    seeds = check_seeds(seeds)
-    return plan_of(jobs_of(rows, seeds, out, iterations, device, data_dir), seeds, deadline)
+    chosen = None if seeds is None else check_seeds(seeds)
+    return plan_of(jobs_of(rows, chosen, out, iterations, device, data_dir), seeds_of(rows, chosen), deadline)
 
 
 def deadline_after(minutes: float | None) -> float:
@@ -540,10 +551,35 @@ class Standing:
     job: Job
     state: str
     """`ended`, `unrecorded` (at its end, but without a record yet), `under way`, `recorded` (there is a record but no
-    run), `left`, or `of another configuration`."""
+    run), `outdated` (that record is of another configuration than the row now has), `left`, or `of another
+    configuration`, where the run is."""
     iterations: int
     summary: str
     """The headline metric so far, or how the run ended."""
+
+
+class Coverage(NamedTuple):
+    """How many of some rows have their seeds in the records, made as the rows now are."""
+
+    rows: int
+    complete: int
+    left: int
+    """How many runs the others lack."""
+
+
+def coverage(rows: Iterable[Row], results: Path) -> Coverage:
+    """What the records have of the rows."""
+    rows = list(rows)
+    by_row: dict[str, list[Record]] = {}
+    for task in dict.fromkeys(row.task for row in rows):
+        for record in records.load(task, results):
+            by_row.setdefault(record["row"], []).append(record)
+    lacking = [max(row.seeds - _count_current(row, by_row.get(row.id, [])), 0) for row in rows]
+    return Coverage(len(rows), lacking.count(0), sum(lacking))
+
+
+def _count_current(row: Row, known: Iterable[Record]) -> int:
+    return len({record["seed"] for record in known if not records.is_stale(row, record)})
 
 
 def standings(jobs: Iterable[Job], results: Path) -> list[Standing]:
@@ -574,5 +610,14 @@ def _standing(job: Job, record: Record | None) -> Standing:
     if record is not None:
         text = "diverged" if record["status"] == "diverged" else show_headline(headline, record["metrics"])
         text += f" ({record['data']})" if record.get("data", job.row.task) != job.row.task else ""
-        return Standing(job, "recorded", record["iterations"], text)
+        return Standing(job, "outdated" if _is_outdated(job, record) else "recorded", record["iterations"], text)
     return Standing(job, "left", 0, "")
+
+
+def _is_outdated(job: Job, record: Record) -> bool:
+    """Whether a record is neither of the row as it now is nor of the very run."""
+    config = records.config_of(record)
+    if config is None or not isinstance(job.row, Row):
+        return config is None
+    lasts_as_long = config.training.iterations == job.config.training.iterations
+    return records.is_stale(job.row, record) and not (lasts_as_long and config.difference(job.config) is None)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from sab.errors import check_choice
 from sab.lab.experiments import selection
+from sab.lab.experiments.recipe import self_attention
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.selection import RATES, Table, TableRunner, count_parameters
 from sab.lab.models import ModelConfig
@@ -42,6 +43,11 @@ class Contender:
     """How much longer a step takes than that of a plain layer, roughly."""
 
     @property
+    def is_rival(self) -> bool:
+        """Whether it is another method than SAB."""
+        return self.options["method"] != "sab" or "reads_all" in self.options
+
+    @property
     def package(self) -> str | None:
         """The optional package that it needs."""
         method = self.options["method"]
@@ -57,7 +63,7 @@ class Contender:
         """Its configuration at a size."""
         options = dict(self.options)
         if options.pop("reads_all", False):
-            options |= {"k_top": task.steps, "k_att": 1, "k_trunc": None, "forward": "dense"}
+            options |= self_attention(task)
         return ModelConfig.from_options({**options, "hidden_size": hidden_size})
 
 

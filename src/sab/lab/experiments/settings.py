@@ -11,7 +11,7 @@ from sab.lab.tasks import StoredTask, Task
 from sab.lab.training import RunConfig, TrainConfig
 from sab.lab.training.config import Precision
 
-BATCHES = {"ptb": 1_567, "text8": 7_812, "text8 prefix": 5_563, "mnist": 781}
+BATCHES = {"ptb": 1_567, "text8": 7_812, "text8 prefix": 5_563, "mnist": 781, "cifar10": 703}
 """How many batches an epoch of each data set has, at the batch sizes below."""
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from sab.lab.experiments.records import Record, is_stale, other_memory
-from sab.lab.experiments.tables import ROWS, Row
+from sab.lab.experiments.tables import FULL_BUDGET, ROWS, Row
 from sab.lab.rivals import RIVALS
 from sab.lab.tasks import TASKS, CharacterTask, Headline
 from sab.lab.training.progress import show_seconds
@@ -28,7 +28,9 @@ METHODS = {
     "torch": "torch.nn",
     "torch_start": "torch.nn, our start",
     **{method: rival.title for method, rival in RIVALS.items()},
+    "chrono": "LSTM, full BPTT, chrono start",
 }
+SELF_ATTENTION = "LSTM, full self-attention"
 CONTROL = "our training, no memory"
 DECIMALS = {
     "accuracy_last10": 1,
@@ -115,11 +117,25 @@ def footnotes(rows: Sequence[Row], by_row: ByRow) -> list[str]:
     return notes
 
 
+def method_name(row: Row) -> str:
+    """What a row's method is called."""
+    return SELF_ATTENTION if row.reads_all else METHODS[row.method]
+
+
+def own_training(row: Row) -> list[str]:
+    """What of a row's training is its own, in a few words each."""
+    words = [f"{FULL_BUDGET:,} iterations"] if row.is_full_budget else []
+    words += ["falling rate"] if "lr_decay" in row.overrides else []
+    words += [f"clip {row.overrides['clip']:g}"] if "clip" in row.overrides else []
+    return words
+
+
 def memory_cells(row: Row) -> dict[str, str]:
     """The cells that describe a row's method, by column."""
+    reading = CONTROL if row.is_control else row.reading
     return {
-        "method": METHODS[row.method],
-        "reading": CONTROL if row.is_control else row.reading or NONE,
+        "method": method_name(row),
+        "reading": ", ".join([*([reading] if reading else []), *own_training(row)]) or NONE,
         "k_trunc": str(row.k_trunc or NONE),
         "k_top": str(row.k_top or NONE),
         "k_att": str(row.k_att) if row.k_top else NONE,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sab.lab.experiments import records as stored
 from sab.lab.experiments.records import Record
-from sab.lab.experiments.reproduce import Standing
+from sab.lab.experiments.reproduce import Coverage, Standing
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row
 from sab.lab.report.numbers import ByRow
 from sab.lab.training.progress import show_seconds
@@ -26,14 +26,26 @@ def load(results: Path) -> ByRow:
 def listing(rows: Sequence[Row]) -> list[str]:
     """The rows, a line each, with the paper's values, below a header."""
     width = max(len(row.id) for row in rows)
-    header = f"{'row':{width}}  iterations  the paper's values"
-    return [header, *(f"{row.id:{width}}  {row.config(0).training.iterations:>10,}  {_paper(row)}" for row in rows)]
+    header = f"{'row':{width}}  seeds  iterations  the paper's values"
+    lines = (
+        f"{row.id:{width}}  {row.seeds:5}  {row.config(0).training.iterations:>10,}  {_paper(row)}" for row in rows
+    )
+    return [header, *lines]
 
 
 def _paper(row: Row) -> str:
     if not row.paper:
         return "not in the paper"
     return " / ".join(row.paper[metric] for metric in COLUMNS[row.task])
+
+
+def coverage_lines(covered: Mapping[str, Coverage]) -> list[str]:
+    """How many rows of each kind have their seeds, a line for each kind that has rows."""
+    return [
+        f"{kind}: {one.complete} of {one.rows} have all their seeds, {one.left} runs are left"
+        for kind, one in covered.items()
+        if one.rows
+    ]
 
 
 def standing_lines(standings: Iterable[Standing]) -> list[str]:

@@ -28,6 +28,7 @@ from sab.lab.report.numbers import (
 from sab.lab.tasks import TASKS
 
 TITLES = {"ptb": "Penn Treebank", "mnist": "Pixel-by-pixel MNIST", "permuted mnist": "Permuted MNIST"}
+TITLES |= {"cifar10": "Pixel-by-pixel CIFAR-10"}
 """What data are called in a heading, where that is not their own name."""
 NAMES = {"accuracy_last10": "accuracy, %", "cross_entropy_last10": "CE, last 10", "cross_entropy": "CE", "mse": "error"}
 VERDICT = "against the paper"
@@ -46,7 +47,7 @@ class Section(NamedTuple):
 
 
 PAPERS_TABLES = [Section(task, f"{task}-bptt*,{task}-tbptt-*,{task}-sab-*-as-*,{task}-sab-*-ours") for task in PAPERS]
-PERMUTED = Section("mnist", "mnist-permuted-*")
+PERMUTED, CIFAR10 = Section("mnist", "mnist-permuted-*"), Section("cifar10", "cifar10-*")
 CELLS = [
     Section(task, f"{row},{row}-gru,{row}-rnn_tanh")
     for task, row in (("ptb", "ptb-sab-5-10-ours"), ("mnist", "mnist-sab-14-10-ours"))
@@ -86,11 +87,11 @@ def summary_of(rows: Sequence[Row], by_row: ByRow) -> Summary:
     headline = TASKS[rows[0].task].headline
     choose = max if headline.higher_is_better else min
 
-    def best(method: str) -> Row | None:
+    def best(credit: str) -> Row | None:
         found: list[tuple[float, Row]] = []
         for row in rows:
             value = median_of(by_row.get(row.id, []), headline.metric, headline.higher_is_better)
-            if row.method == method and value is not None:
+            if row.credit == credit and value is not None:
                 found.append((value, row))
         return choose(found, key=lambda one: one[0])[1] if found else None
 

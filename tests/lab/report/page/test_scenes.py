@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from sab.lab.report.page.scenes import predictions_of, scene_of, ticks, unknown_scene
-from sab.lab.tasks import MNIST, PTB, Adding, Copying, Recall
+from sab.lab.tasks import CIFAR10, MNIST, PTB, Adding, Copying, Recall
+from sab.lab.tasks.cifar10 import NAMES
 from sab.lab.tasks.mnist import permutation
 
 
@@ -69,6 +70,17 @@ def test_mnist(permuted: bool) -> None:
     assert scene.values == inputs[:, 0, 0].tolist()
     assert scene.right == {784: str(targets[0].item())}
     assert predictions_of(task, torch.eye(10)[[3] * 784]) == {784: "3"}
+
+
+@pytest.mark.usefixtures("tiny_data")
+def test_cifar10() -> None:
+    task = CIFAR10()
+    inputs, targets = task.batch(0, 0, 2, "valid")
+    scene = scene_of(task, inputs, targets)
+    assert scene.places == list(range(1024))
+    assert scene.values == inputs[:, 0].mean(-1).tolist()
+    assert scene.right == {1024: NAMES[int(targets[0])]}
+    assert predictions_of(task, torch.eye(10)[[3] * 1024]) == {1024: "cat"}
 
 
 @pytest.mark.usefixtures("tiny_data")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sab.lab.commands import training
+from sab.lab.models import METHODS
 from sab.lab.report.page import titles
 from sab.lab.tasks import MNIST, Adding, Copying
 from sab.lab.training import Run
@@ -35,6 +36,18 @@ def test_the_command_makes_the_same_run(task: Any, options: dict[str, Any], tmp_
     parsed = training._parse_training(name, arguments, RunConfig.default(type(task)()))
     assert parsed.config == config
     assert parsed.folder == tmp_path / "a 'folder'"
+
+
+def test_every_method_has_a_name() -> None:
+    default = RunConfig.default(Copying())
+    for method in METHODS:
+        sizes = {"hidden_size": 8, "k_trunc": 5, "k_top": 0 if method in ("bptt", "tbptt") else 3}
+        name = titles.model_name(replace(default, model=default.model.with_options(method=method, **sizes)))
+        assert name.startswith(titles.METHODS[method])
+    chrono = replace(default, model=default.model.with_options(method="chrono"))
+    assert titles.model_name(chrono).startswith("chrono initialisation, LSTM 128")
+    mamba = replace(default, model=default.model.with_options(method="mamba"))
+    assert titles.model_name(mamba).startswith("Mamba, 128"), "it has no cell"
 
 
 def test_an_option_that_is_none_any_more_has_no_command(trained: Run) -> None:

@@ -21,8 +21,18 @@ from sab.lab.experiments.records import Record
 from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.files import write_text, writing
 from sab.lab.report import performance, results, tables
-from sab.lab.report.numbers import METHODS as ROW_METHODS
-from sab.lab.report.numbers import MISSED, NONE, PARTLY, REACHED, ByRow, footnotes, show_median, verdict_word
+from sab.lab.report.numbers import (
+    MISSED,
+    NONE,
+    PARTLY,
+    REACHED,
+    ByRow,
+    footnotes,
+    method_name,
+    own_training,
+    show_median,
+    verdict_word,
+)
 from sab.lab.report.numbers import median as median_of_values
 from sab.lab.report.page import elements, explorer, plots
 from sab.lab.report.page.explorer import Explorer
@@ -384,7 +394,7 @@ def _table_block(made: Parts, title: str, name: str, rows: Sequence[Row], by_row
         if (records := [one for one in by_row.get(row.id, []) if one["history"]])
     }
     if curves:
-        methods = {_row_name(row): row.method for row in rows}
+        methods = {_row_name(row): row.credit for row in rows}
         hidden = {_row_name(row) for row in rows if row.is_control or row.reading not in (None, "ours")}
         headline = TASKS[rows[0].task].headline
         caption = f"{title}: {headline.label} on validation data, median and range of the seeds"
@@ -392,7 +402,7 @@ def _table_block(made: Parts, title: str, name: str, rows: Sequence[Row], by_row
         drawn = plots.curves(curves, headline, caption, True, methods, hidden)
         parts.append(_add_figure(made, f"curves-{_id(title)}", drawn))
     header, lines = cells
-    marks = [{"method": row.method, "verdict": verdict_word(row, by_row.get(row.id, []))} for row in rows]
+    marks = [{"method": row.credit, "verdict": verdict_word(row, by_row.get(row.id, []))} for row in rows]
     counts = Counter(one["verdict"] for one in marks)
     judged = counts[REACHED] + counts[PARTLY] + counts[MISSED]
     told = f"Table: {_count(len(rows), 'row')}" + (f", {counts[REACHED]} of {judged} reach the paper" if judged else "")
@@ -431,7 +441,7 @@ def _tables(by_row: ByRow) -> Iterable[tuple[str, list[Row], Cells]]:
     for task, length in lengths:
         rows = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
         yield f"{task.capitalize()}, T = {length}", rows, tables.table_cells(rows, by_row)
-    sections = [(one, "") for one in (*tables.PAPERS_TABLES, tables.PERMUTED)]
+    sections = [(one, "") for one in (*tables.PAPERS_TABLES, tables.PERMUTED, tables.CIFAR10)]
     sections += [(one, ", other cells") for one in tables.CELLS]
     sections += [(one, ", with and without clipping") for one in tables.UNCLIPPED]
     for section, what in sections:
@@ -450,11 +460,12 @@ def _merged(one: ByRow, other: ByRow) -> ByRow:
 
 def _row_name(row: Row) -> str:
     """A row in a legend."""
-    parts = [ROW_METHODS[row.method].removeprefix("LSTM, ")]
+    parts = [method_name(row).removeprefix("LSTM, ")]
     parts[0] += "".join(
         f" {k}" if place == 0 else f", {k}" for place, k in enumerate(k for k in (row.k_trunc, row.k_top) if k)
     )
     parts += ["our training"] if row.is_control else [row.reading] if row.reading not in (None, "ours") else []
+    parts += own_training(row)
     parts += [] if row.cell == "lstm" else [row.cell]
     parts += [] if row.is_clipped else ["not clipped"]
     return ", ".join(parts)

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sab.lab.tasks import MNIST, Adding, CharacterTask, Copying, Recall, Task
+from sab.lab.tasks import CIFAR10, MNIST, Adding, CharacterTask, Copying, Recall, Task
+from sab.lab.tasks.cifar10 import NAMES
 from sab.lab.tasks.copying import BLANK, DIGITS, MARKER
 from sab.lab.tasks.mnist import PIXELS, permutation
 
@@ -94,6 +95,9 @@ def scene_of(task: Task, inputs: Tensor, targets: Tensor, row: int = 0) -> Scene
         pixels = inputs[:, row, 0].tolist()
         places = permutation().tolist() if task.permuted else list(range(PIXELS))
         return Scene([f"{pixel:.2f}" for pixel in pixels], {PIXELS: str(int(targets[row]))}, pixels, places=places)
+    if isinstance(task, CIFAR10):
+        brightness, right = inputs[:, row].mean(-1).tolist(), {task.steps: NAMES[int(targets[row])]}
+        return Scene([f"{one:.2f}" for one in brightness], right, brightness, places=list(range(task.steps)))
     return Scene([NOTHING] * len(inputs), {len(inputs): "?"})
 
 
@@ -116,6 +120,8 @@ def predictions_of(task: Task, outputs: Tensor) -> dict[int, str]:
         return {steps: f"{outputs[-1, 0]:.2f}"}
     if isinstance(task, MNIST):
         return {steps: str(int(outputs[-1].argmax()))}
+    if isinstance(task, CIFAR10):
+        return {steps: NAMES[int(outputs[-1].argmax())]}
     return {}
 
 

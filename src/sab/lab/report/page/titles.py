@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sab.lab.report.tables import TITLES
+from sab.lab.rivals import RIVALS
 from sab.lab.tasks import TASKS, Task
 from sab.lab.training.run import Run, RunConfig
 
@@ -18,6 +19,7 @@ METHODS = {
     "bptt": "full BPTT",
     "torch": "torch.nn",
     "torch_start": "torch.nn, our start",
+    **{method: rival.title for method, rival in RIVALS.items()},
 }
 CELLS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "tanh RNN", "rnn_relu": "ReLU RNN"}
 
@@ -32,7 +34,8 @@ def task_name(task: Task) -> str:
 def model_name(config: RunConfig) -> str:
     """The method, the cell and the memory: SAB, GRU 128, k_trunc 5, k_top 10."""
     model, memory = config.model, config.model.layer_config()
-    parts = [METHODS[model.method], f"{CELLS.get(model.cell, model.cell)} {model.hidden_size:,}"]
+    cell = f"{CELLS.get(model.cell, model.cell)} " if model.has_cell else ""
+    parts = [METHODS[model.method], f"{cell}{model.hidden_size:,}"]
     parts[1] += f" × {model.num_layers}" if model.num_layers > 1 else ""
     parts += [] if memory.k_trunc is None else [f"k_trunc {memory.k_trunc}"]
     parts += [f"k_top {memory.k_top}"] if memory.k_top else []

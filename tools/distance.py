@@ -1,0 +1,85 @@
+"""How much of the distance between truncated and full backpropagation SAB closes, here and in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sab.lab.experiments.tables import Row
+from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, footnotes, mark, measures, median_of, show
+from sab.lab.tasks import TASKS
+from tools.pages import markdown
+from tools.summary import tables
+
+HEADER = ["task", "truncated", "SAB", "full BPTT", "closed here", "closed in the paper"]
+NOTE = (
+    "*Closed* is (SAB − truncated) / (full − truncated), from medians on test data of LSTMs of one size in our "
+    "training, cut as often as SAB, which has more parameters; more than 100 % is better than full backpropagation, a "
+    "small distance makes the share uncertain, and the paper's share is from its own numbers, with its best truncated "
+    "LSTM where it has none that is cut as often."
+)
+MOST = 999
+"""Per cent; a larger share tells that the distance is next to nothing."""
+
+
+def part(by_row: ByRow) -> str:
+    """The table, a line for each of the paper's tables and each way that it is judged by, with its notes."""
+    compared = [(title, rows, _compared(rows)) for title, rows in tables(by_row)]
+    lines = [line for title, rows, three in compared for line in _lines(title, rows, three, by_row)]
+    shown = [row for _, _, three in compared for row in three if row is not None]
+    return "\n\n".join([markdown(HEADER, lines), NOTE, *footnotes(shown, by_row)])
+
+
+def _compared(rows: Sequence[Row]) -> tuple[Row | None, Row, Row | None]:
+    """Truncated backpropagation, SAB in the paper's best setting and full backpropagation, all in our training."""
+    choose = max if TASKS[rows[0].task].headline.higher_is_better else min
+    sab = choose((row for row in rows if row.is_papers and row.credit == "sab"), key=_printed)
+    controls = {row.credit: row for row in rows if row.is_control and row.k_trunc in (None, sab.k_trunc)}
+    return controls.get("tbptt"), sab, controls.get("bptt")
+
+
+def _lines(
+    title: str, rows: Sequence[Row], compared: tuple[Row | None, Row, Row | None], by_row: ByRow
+) -> list[list[str]]:
+    sab, higher = compared[1], TASKS[rows[0].task].headline.higher_is_better
+    printed = _in_paper(sab, [row for row in rows if row.is_papers])
+    lines: list[list[str]] = []
+    for name, metric in measures(sab.task).items():
+        found = [[] if row is None else by_row.get(row.id, []) for row in compared]
+        values = [median_of(records, metric, higher) for records in found]
+        cells = [_cell(row, value, metric, by_row) for row, value in zip(compared, values, strict=True)]
+        closed = share(values[0], values[1], values[2], higher)
+        lines.append([f"{title}, {name}" if name else title, *cells, closed, printed])
+    return lines
+
+
+def _printed(row: Row) -> float:
+    return float(row.paper[row.judged])
+
+
+def _in_paper(sab: Row, in_paper: Sequence[Row]) -> str:
+    """The same share from the paper's own numbers."""
+    higher = TASKS[sab.task].headline.higher_is_better
+    truncated = [row for row in in_paper if row.credit == "tbptt"]
+    truncated = [row for row in truncated if row.k_trunc == sab.k_trunc] or truncated
+    (full,) = (row for row in in_paper if row.credit == "bptt")
+    if not truncated:
+        return NONE
+    best = (max if higher else min)(truncated, key=_printed)
+    return share(_printed(best), _printed(sab), _printed(full), higher)
+
+
+def _cell(row: Row | None, value: float | None, metric: str, by_row: ByRow) -> str:
+    if row is None or value is None:
+        return NOT_RUN if row is None or not by_row.get(row.id) else "diverged"
+    return show(metric, value) + max((mark(row, record) for record in by_row[row.id]), key=len)
+
+
+def share(truncated: float | None, sab: float | None, full: float | None, higher_is_better: bool) -> str:
+    """The share of the distance from truncated to full backpropagation that SAB goes, in per cent."""
+    if truncated is None or sab is None or full is None:
+        return NONE
+    distance = full - truncated if higher_is_better else truncated - full
+    if distance <= 0:
+        return "full is not better"
+    closed = 100 * (sab - truncated if higher_is_better else truncated - sab) / distance
+    return f"{closed:.0f} %" if closed <= MOST else f"over {MOST} %"
