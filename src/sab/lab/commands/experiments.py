@@ -297,7 +297,7 @@ def rivals(
     part = table.Part(tasks, *_part(rates, seeds), slice, _words(methods))
     if costs and not show_list:
         return _measure_costs(
-            part, results, device, check_float("seconds", seconds, above=0), minutes, data_dir, commit
+            part, results, device, check_float("seconds", seconds, above=0), minutes, threads, data_dir, commit
         )
     options = minutes, iterations, device, together, threads, commit, data_dir
     return _train_part(part, out, results, options, show_list, table.RivalRunner)
@@ -309,13 +309,15 @@ def _measure_costs(
     device: str,
     seconds: float,
     minutes: float | None,
+    threads: int | None,
     data_dir: Path | None,
     commit: str | None,
 ) -> int:
     from sab.lab.experiments import costs
 
     left = 0
-    for label, record in costs.measure_part(part, results, resolve_device(device), seconds, minutes, data_dir, commit):
+    measured = costs.measure_part(part, results, resolve_device(device), seconds, minutes, threads, data_dir, commit)
+    for label, record in measured:
         left += record is None
         if record is not None:
             print(f"{label}: {record['update_milliseconds']:.2f} ms an update, {record['parameters']:,} parameters")

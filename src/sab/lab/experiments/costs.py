@@ -19,16 +19,17 @@ from sab.lab.experiments.records import Record
 from sab.lab.experiments.reproduce import deadline_after, make_folders, reading_from
 from sab.lab.experiments.rivals import Part, RivalRow
 from sab.lab.experiments.selection import count_parameters
-from sab.lab.experiments.timing import time_in_turn
+from sab.lab.experiments.timing import peak_on_cpu, time_in_turn
 from sab.lab.files import write_text, writing
 from sab.lab.locks import locked
 from sab.lab.models import SequenceModel
 from sab.lab.rivals import RivalState
 from sab.lab.stored import first_mismatch
-from sab.lab.training import RunConfig
+from sab.lab.training import RunConfig, TrainConfig
 from sab.lab.training.checkpoint import TrainingState
 from sab.lab.training.evaluation import predict_on
 from sab.lab.training.run import provenance
+from sab.lab.training.trainer import torch_settings
 from sab.lab.training.updates import build_optimizer, build_updates
 from sab.state import SABState
 
@@ -41,7 +42,9 @@ PIECE = 1_000
 """How many steps of a stream are read at once to get to its end."""
 LENGTH = 100_000
 """After how many steps of a stream its cost is measured."""
-STREAM = {"kind": Literal["constant", "grows", "context"], "steps": int, "microseconds": float, "bytes": int | None}
+STEPS = 50
+"""How many steps of a stream are timed together: a single one would be that of a processor that has just slept."""
+STREAM = {"kind": Literal["constant", "grows", "context"], "steps": int, "microseconds": float, "bytes": int}
 """The cost of a step of a stream. `kind`: the state is as large at every step, or grows; or there is none, and the
 numbers are those of reading a context of `steps` steps as a whole."""
 ENTRIES = {
@@ -50,13 +53,15 @@ ENTRIES = {
     "hidden_size": int,
     "parameters": int,
     "update_milliseconds": float,
-    "train_bytes": int | None,
+    "train_bytes": int,
     "stream": dict[str, Any] | None,
     "device": str,
+    "threads": int,
     "versions": dict[str, str],
     "commit": str | None,
     "date": str,
 }
+"""The entries of a record. `train_bytes`: the most that an update takes; `threads`: those of torch on the CPU."""
 
 
 def measure(
@@ -69,7 +74,7 @@ def measure(
     """The record of a contender's costs; `seconds` is about how long each measurement goes on."""
     config = reading_from(data_dir, row.config(0, MANY, device.type))
     model = config.build_model(device)
-    milliseconds, peak = update_cost(config, model, device, seconds)
+    milliseconds, bytes_taken = update_cost(config, model, device, seconds)
     stream = stream_cost(config, model, device, seconds, LENGTH) if row.problem.streams else None
     where = provenance(device)
     return {
@@ -77,9 +82,10 @@ def measure(
         **row.entries,
         "parameters": count_parameters(config),
         "update_milliseconds": milliseconds,
-        "train_bytes": peak,
+        "train_bytes": bytes_taken,
         "stream": stream,
         "device": where.device,
+        "threads": torch.get_num_threads(),
         "versions": where.versions,
         "commit": commit or where.commit,
         "date": records.now(),
@@ -92,6 +98,7 @@ def measure_part(
     device: torch.device,
     seconds: float,
     minutes: float | None,
+    threads: int | None,
     data_dir: Path | None,
     commit: str | None,
 ) -> Iterator[tuple[str, Record | None]]:
@@ -99,6 +106,7 @@ def measure_part(
 
     Yields the label of each, and its record or, where it is left, None.
     """
+    settings = TrainConfig(threads=threads)
     deadline = deadline_after(minutes)
     make_folders(results)
     for row in part.rows():
@@ -109,26 +117,18 @@ def measure_part(
         elif time.monotonic() >= deadline:
             yield label, None
         else:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            with torch_settings(settings, device):
                 torch.manual_seed(0)
                 record = measure(row, device, seconds, data_dir, commit)
             save(record, results)
             yield label, record
 
 
-def update_cost(
-    config: RunConfig, model: SequenceModel, device: torch.device, seconds: float
-) -> tuple[float, int | None]:
-    """Milliseconds of an update as `sab train` makes it, batch included, and on a GPU the bytes that it takes at most:
-    weights, gradients, moments and activations."""
-    on_gpu = device.type == "cuda"
-    stream = torch.cuda.Stream(device) if on_gpu else None
-    if on_gpu:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+def update_cost(config: RunConfig, model: SequenceModel, device: torch.device, seconds: float) -> tuple[float, int]:
+    """Milliseconds of an update as `sab train` makes it, batch included, and the bytes that it takes at most: weights,
+    gradients, moments and activations."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    peak: int | None = None
     with torch.cuda.stream(stream):  # None changes nothing
         state = TrainingState()
         updates = build_updates(config, model, build_optimizer(config.training, model, device), state, stream)
@@ -144,9 +144,7 @@ def update_cost(
             updates.read(state)  # waits for the device
 
         try:
-            make(1)
-            if on_gpu:
-                peak = torch.cuda.max_memory_allocated(device) - before + weights
+            peak = _peak_bytes(lambda: make(1), device) + weights
             make(FIRST_UPDATES - 1)
             started, first = time.perf_counter(), made
             while made - first < 3 or time.perf_counter() - started < seconds:
@@ -176,12 +174,13 @@ def stream_cost(
         state, grows = _fill(model, config, inputs, length)
         one = inputs[:1]
 
-        def step() -> None:
+        def steps() -> None:
             nonlocal state
-            state = predict_on(model, one, state, training)[1]
+            for _ in range(STEPS):
+                state = predict_on(model, one, state, training)[1]
 
         size = state_bytes(state)
-        microseconds = timed(step)
+        microseconds = timed(steps) / STEPS
     kind = "grows" if grows else "constant"
     return {"kind": kind, "steps": length, "microseconds": microseconds, "bytes": size}
 
@@ -204,10 +203,10 @@ def _read(model: SequenceModel, config: RunConfig, inputs: Tensor, state: Any, s
     return state
 
 
-def _peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
-    """The bytes that a call takes at most on a GPU; None elsewhere."""
+def _peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes above those at its beginning that a call takes."""
     if device.type != "cuda":
-        return None
+        return peak_on_cpu(call)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
