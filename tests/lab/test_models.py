@@ -116,6 +116,18 @@ def test_the_state_continues_exactly(readout: str) -> None:
     assert_close(torch.cat([first, second]), model(x)[0])
 
 
+@pytest.mark.parametrize("readout", ["hidden", "hidden+weights", "hidden+summary"])
+def test_the_layers_give_attention_only_where_it_is_used(readout: str) -> None:
+    """A layer that returns its attention copies its whole memory at each step of a stream."""
+    model, asked = make_model(readout=readout), []
+    model.layers.register_forward_pre_hook(
+        lambda _, __, options: asked.append(options["return_attention"]), with_kwargs=True
+    )
+    model(randn(8, 2, 3))
+    model(randn(8, 2, 3), return_attention=True)
+    assert asked == [readout != "hidden", True]
+
+
 # Encodings -----------------------------------------------------------------------------------------------------------
 
 

@@ -219,7 +219,9 @@ class SequenceModel(nn.Module):
             run: Any = self.layers if self.is_rival else self._run_torch
             hidden, state = run(self._encode(inputs), hx)
         else:
-            hidden, state, attention = self.layers(self._encode(inputs), hx, return_attention=True)
+            wanted = return_attention or self.readout_attention is not None  # without it, a step of a stream is fast
+            hidden, state, *found = self.layers(self._encode(inputs), hx, return_attention=wanted)
+            attention = found[0] if wanted else None
             if isinstance(state, SABHidden):
                 state = state.state
         if kept is not None:
