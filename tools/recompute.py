@@ -10,7 +10,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,11 +23,29 @@ WAYS: dict[str, dict[str, Any]] = {
     "recompute": {"recompute": True},
     "recompute, offload": {"recompute": True, "offload": True},
 }
-STEPS = {"cpu": ((2000, None), (20_000, None)), "cuda": ((2000, None), (20_000, None), (100_000, 512))}
-"""How many steps are trained on each kind of device, and the bound of the memory: without one, scoring all keys takes
-minutes at 100,000 steps."""
-GPU = {"n": 128, "batch": 64, "inputs": 128}
-CPU = {"n": 64, "batch": 8, "inputs": 8}
+
+
+class Case(NamedTuple):
+    """What is trained on."""
+
+    steps: int
+    n: int
+    batch: int
+    inputs: int
+    max_memory: int | None = None
+
+
+CASES = {
+    "cpu": (Case(2_000, 64, 8, 8), Case(20_000, 64, 8, 8), Case(100_000, 128, 8, 8)),
+    "cuda": (
+        Case(2_000, 128, 64, 128),
+        Case(20_000, 128, 64, 128),
+        Case(100_000, 128, 64, 128, max_memory=512),  # without a bound, scoring all keys takes minutes there
+    ),
+}
+"""What is measured on each kind of device."""
+LONG = 20_000
+"""A call of more steps is timed once; on a GPU one of as many, too."""
 
 
 def main() -> None:
@@ -58,19 +76,17 @@ def measure(out: Path, seconds: float) -> None:
     for n in (128, 256) if is_gpu else (64,):
         for exact in (True, False) if is_gpu else (True,):
             write({"what": "gradients", "exact": exact} | gradients(device, n, exact))
-    sizes = GPU if is_gpu else CPU
-    for steps, bound in STEPS[device.type]:
+    for case in CASES[device.type]:
         for way, options in WAYS.items():
             if options.get("offload") and not is_gpu:
                 continue
             if time.monotonic() > deadline:
-                write({"what": "left out for lack of time", "steps": steps, "way": way})
+                write({"what": "left out for lack of time", "steps": case.steps, "way": way})
                 continue
-            layer = _layer(device, sizes["inputs"], sizes["n"], max_memory=bound, **options)
-            _train(layer, torch.randn(600, sizes["batch"], sizes["inputs"], device=device))  # compiles
-            found = training(layer, steps, sizes, device)
-            own = {"way": way, "steps": steps, "max_memory": bound, "n": sizes["n"], "batch": sizes["batch"]}
-            write({"what": "training", **own, **found})
+            layer = _layer(device, case.inputs, case.n, max_memory=case.max_memory, **options)
+            _train(layer, torch.randn(600, case.batch, case.inputs, device=device))  # compiles
+            own = {"way": way, "steps": case.steps, "max_memory": case.max_memory, "n": case.n, "batch": case.batch}
+            write({"what": "training", **own, **training(layer, case, device)})
 
 
 def _layer(device: torch.device, inputs: int, n: int, **options: Any) -> sab.SABLSTM:
@@ -83,15 +99,15 @@ def _train(layer: sab.SABLSTM, x: torch.Tensor) -> None:
     output.sum().backward()
 
 
-def training(layer: sab.SABLSTM, steps: int, sizes: dict[str, int], device: torch.device) -> dict[str, Any]:
+def training(layer: sab.SABLSTM, case: Case, device: torch.device) -> dict[str, Any]:
     """Seconds of forward and backward, the least of three where they are short, and the peak above the input.
 
     On the CPU these are seconds of its one thread, which other programs make no longer.
     """
-    x = torch.randn(steps, sizes["batch"], sizes["inputs"], device=device)
+    x = torch.randn(case.steps, case.batch, case.inputs, device=device)
     is_gpu = device.type == "cuda"
     clock, seconds, peak, allocated = time.perf_counter if is_gpu else time.process_time, [], 0, 0
-    for _ in range(3 if steps < 20_000 or not is_gpu else 1):
+    for _ in range(3 if case.steps < LONG or (case.steps == LONG and not is_gpu) else 1):
         layer.zero_grad()
         if is_gpu:
             torch.cuda.synchronize()
@@ -108,7 +124,7 @@ def training(layer: sab.SABLSTM, steps: int, sizes: dict[str, int], device: torc
 
         layer.zero_grad()
         peak = peak_on_cpu(lambda: _train(layer, x))
-    return {"seconds": min(seconds), "peak": peak, "output": steps * sizes["batch"] * sizes["n"] * 4}
+    return {"seconds": min(seconds), "peak": peak, "output": case.steps * case.batch * case.n * 4}
 
 
 def gradients(device: torch.device, n: int, exact: bool) -> dict[str, Any]:
