@@ -75,6 +75,49 @@ def _assert_same_state(actual: Any, expected: Any) -> None:
 
 
 @needs_faiss
+@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize("scorer", ["cosine", "dot"])
+@pytest.mark.parametrize("before", [0, 7, 300])
+def test_with_an_exhaustive_search_gradients_are_those_of_the_whole_memory(cls: Any, scorer: str, before: int) -> None:
+    layer, x = _layer(cls, scorer=scorer, dtype=torch.float64), _x(before + 25, torch.float64)
+    stream = _stream(layer)
+    if before > 0:
+        stream.step(x[:before])
+    state = stream.state
+    whole = (state if isinstance(state, sab.SABState) else state.state).clone()
+    microstates = whole.microstates.clone().requires_grad_()
+    parts = (microstates, whole.keys, whole.numbers, whole.steps)
+    given, piece = sab.SABState(sab.state.plain(whole.h), whole.c, *parts), x[before:].clone().requires_grad_()
+    weights = list(layer.parameters())
+    expected = layer(piece, given)[0]
+    wanted = torch.autograd.grad(expected.square().sum(), [*weights, piece, microstates], materialize_grads=True)
+
+    output = stream.step(piece, gradients=True)
+    torch.testing.assert_close(output, expected)
+    read = stream.read
+    assert read is not None
+    assert before < 300 or len(read.numbers) < whole.numbers.shape[-1] / 2, "few of them can be read"
+    found = torch.autograd.grad(output.square().sum(), [*weights, piece, read.microstates], materialize_grads=True)
+    for one, other in zip(found[:-1], wanted[:-1], strict=True):
+        torch.testing.assert_close(one, other)
+    of_all = torch.zeros_like(microstates)
+    of_all[0, read.numbers] = found[-1]
+    torch.testing.assert_close(of_all, wanted[-1])
+    _assert_same_state(stream.state, _exact(layer, x)[1])
+
+
+@needs_faiss
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_gradients_of_a_batch_of_one(batch_first: bool) -> None:
+    layer = _layer(batch_first=batch_first)
+    x = _x(30).unsqueeze(0 if batch_first else 1)
+    output = _stream(layer).step(x, gradients=True)
+    torch.testing.assert_close(output, layer(x)[0])
+    assert output.requires_grad
+    assert not _stream(layer).step(x).requires_grad
+
+
+@needs_faiss
 @pytest.mark.parametrize("index", ["Flat", "HNSW16"])
 def test_other_indices_of_faiss(index: str) -> None:
     layer, x = _layer(k_att=1), _x()

@@ -1,8 +1,12 @@
-"""IndexedStream: streaming inference on the CPU with a memory of millions of microstates, read through an index.
+"""IndexedStream: streams on the CPU with a memory of millions of microstates, read through an index.
 
 A step of an ordinary stream scores every microstate. Here an index of the package faiss finds those with the highest
 scores, or most of them. What it found is scored, weighted and summed up as in any other step. How much of what it
 should have found it did find is measured while the stream runs.
+
+Steps with gradients are run a second time, by the layer itself, from a state that has only what the index found. So
+they cost what a small memory costs, forward and backward, and the gradients are those of the whole memory: no other
+microstate can get any.
 """
 
 from __future__ import annotations
@@ -34,8 +38,17 @@ class Recall(NamedTuple):
     """How many steps were checked."""
 
 
+class Read(NamedTuple):
+    """What steps with gradients could read of the memory before them."""
+
+    numbers: Tensor
+    """The microstates' numbers, oldest first, [U]."""
+    microstates: Tensor
+    """[U, hidden_size]. After a backward pass, `.grad` has their gradients; all other microstates' are 0."""
+
+
 class IndexedStream:
-    """A stream of one sequence on the CPU, without gradients, whose steps find what they read through an index.
+    """A stream of one sequence on the CPU whose steps find what they read through an index.
 
     The index finds about the `k_top` microstates with the highest scores, and may miss some. What it finds is scored
     again exactly, so the weights are right for what was found. The newest microstates, fewer than `batch`, are not in
@@ -45,6 +58,7 @@ class IndexedStream:
         stream = sab.search.IndexedStream(layer)
         output = stream.step(x)  # [T, input_size], one step or more; as layer(x)[0]
         stream.recall  # Recall(share=0.98, steps=1200)
+        stream.step(x, gradients=True).sum().backward()  # gradients of the layer's weights, and of what was read
         output, state = layer(x, stream.state)  # the ordinary layer goes on from here
     """
 
@@ -85,6 +99,8 @@ class IndexedStream:
         self._found = self._wanted = self._checks = 0
         self._error: BaseException | None = None
         self._slots = torch.empty(0, dtype=torch.int32, device="cpu")
+        self._asked: list[Tensor] | None = None  # the slots that steps may select, where that is to be known
+        self._read: Read | None = None
         self._form = layer._form
         x = layer._own_weight.new_zeros(1, layer.input_size)
         with torch.inference_mode(False), torch.no_grad():
@@ -155,16 +171,22 @@ class IndexedStream:
         assert h is not None
         return h, c, stepper.begin(state._parts, shape, seen)
 
-    def step(self, input: Tensor) -> Tensor:
+    def step(self, input: Tensor, gradients: bool = False) -> Tensor:
         """Run one step or more, and return their hidden states as the layer does.
 
-        `input` is [T, input_size], or with a batch of one [T, 1, input_size], [1, T, input_size] with `batch_first`.
+        Args:
+            input: [T, input_size], or with a batch of one [T, 1, input_size], [1, T, input_size] with `batch_first`.
+            gradients: Whether the output gets gradients: of the layer's weights, of the input, and of what is `read`.
+                They end at the beginning of the call. Where the index misses something, a step of the call may find
+                it among what was found for another one, and differ from that without gradients.
         """
         if self._layer._form != self._form:
             raise UserValueError(
                 f"layer must stay as it was when the stream began, {self._form.dtype} on the CPU; it has changed.",
                 "layer",
             )
+        begin = self._h, self._c, self._memory
+        self._asked = [] if gradients else None
         with torch.inference_mode(False), torch.no_grad():
             sequences = time_major(input, None, self._form)
             steps, rows, _ = sequences.x.shape
@@ -176,7 +198,27 @@ class IndexedStream:
             stepper, find = self._stepper(), FIND(self._found_for)  # kept, it would keep this stream alive
             outputs = [self._step(stepper, find, x) for x in sequences.x.detach().contiguous().unbind(0)]
             output: Any = sequences.restore(torch.stack(outputs))
-        return output
+        return self._with_gradients(input, *begin) if gradients else output
+
+    def _with_gradients(self, input: Tensor, h: Tensor, c: Tensor | None, memory: Streamed) -> Tensor:
+        """The outputs of the steps that have just been run from there, by the layer, from what they could read."""
+        assert self._asked is not None
+        assert self._memory.buffer is not None
+        sequences = time_major(input, None, self._form)
+        with torch.inference_mode(False), torch.no_grad():
+            slots = torch.cat(self._asked).unique() if self._asked else torch.empty(0, dtype=torch.int64)
+            slots = slots[slots < memory.last]
+            microstates, keys, numbers = (part[0, slots] for part in self._memory.buffer.parts)
+        self._read = Read(numbers, microstates.requires_grad_())
+        parts = (part.unsqueeze(0) for part in (microstates, keys, numbers))
+        state = SABState(h.clone(), None if c is None else c.clone(), *parts, torch.tensor(memory.seen))
+        output, _ = self._layer(sequences.x.squeeze(1), state)
+        return sequences.restore(output.unsqueeze(1))
+
+    @property
+    def read(self) -> Read | None:
+        """What the latest steps with gradients could read of the memory before them; None before the first."""
+        return self._read
 
     def _step(self, stepper: Stepper, find: Any, x: Tensor) -> Tensor:
         candidates = None  # every microstate is scored
@@ -185,6 +227,8 @@ class IndexedStream:
             if len(self._slots) < room:
                 self._slots = torch.empty(2 * room, dtype=torch.int32, device="cpu")
             candidates = Candidates(find, self._slots)
+        elif self._asked is not None:
+            self._asked.append(torch.arange(self._memory.last))
         stepped = stepper.step(x, self._h, self._c, self._memory, self._memory.shape, candidates)
         assert stepped is not None  # the input has been checked
         if self._error is not None:
@@ -226,6 +270,8 @@ class IndexedStream:
         slots[count:last] = numpy.arange(indexed, len(keys))
         if last == 0:  # the lists that were searched are empty
             slots[0], last = len(keys) - 1, 1
+        if self._asked is not None:
+            self._asked.append(torch.from_numpy(slots[:last]).long())
         if (self._memory.seen + 1) % self._check_every == 0:
             self._check(keys @ torch.from_numpy(query.copy()), torch.from_numpy(slots[:last]).long())
         return last
