@@ -210,10 +210,11 @@ class IndexedStream:
             slots = slots[slots < memory.last]
             microstates, keys, numbers = (part[0, slots] for part in self._memory.buffer.parts)
         self._read = Read(numbers, microstates.requires_grad_())
-        parts = (part.unsqueeze(0) for part in (microstates, keys, numbers))
-        state = SABState(h.clone(), None if c is None else c.clone(), *parts, torch.tensor(memory.seen))
+        c = None if c is None else c.clone()
+        state = SABState(h.clone(), c, microstates[None], keys[None], numbers[None], torch.tensor(memory.seen))
         output, _ = self._layer(sequences.x.squeeze(1), state)
-        return sequences.restore(output.unsqueeze(1))
+        restored: Any = sequences.restore(output.unsqueeze(1))
+        return restored
 
     @property
     def read(self) -> Read | None:
