@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import itertools
 import pickle
 import subprocess
 import sys
@@ -172,6 +173,45 @@ def test_recent_keeps_the_latest_of_each_row(case: Case, count: int) -> None:
         for number, slot in kept.items():
             assert torch.equal(recent.microstates[layer, row, slot], state.microstates[layer, row, there[number]])
             assert torch.equal(recent.keys[layer, row, slot], state.keys[layer, row, there[number]])
+
+
+@given(cases(), st.integers(0, 4))
+def test_distinct_keeps_the_newest_and_covers_the_others(case: Case, count: int) -> None:
+    state = run(case.layer(), case.x(), lengths=torch.tensor(case.lengths))[1]
+    distinct = state.distinct(count)
+    assert distinct.numbers.shape[-1] == min(count, state.numbers.shape[-1])
+    for layer, row in np.ndindex(*state.numbers.shape[:2]):
+        numbers = [number for number in state.numbers[layer, row].tolist() if number >= 0]
+        kept = [number for number in distinct.numbers[layer, row].tolist() if number >= 0]
+        assert kept == sorted(set(kept)), "in the order of age, each once"
+        assert set(kept) <= set(numbers)
+        assert len(kept) == min(count, len(numbers))
+        if not kept:
+            continue
+        assert kept[-1] == numbers[-1], "the newest stays"
+        microstates = state.microstates[layer, row, state.numbers[layer, row] >= 0].detach()
+        between = torch.cdist(microstates, microstates)
+        radius = between[:, [numbers.index(number) for number in kept]].amin(1).amax()
+        every = itertools.combinations(range(len(numbers)), len(kept))
+        least = min(between[:, list(chosen)].amin(1).amax() for chosen in every)
+        assert radius <= 2 * least + 1e-6
+
+
+@pytest.mark.parametrize("cls", [sab.SABLSTM, sab.SABGRU])
+def test_distinct_keeps_what_stood_out_long_ago(cls: Any) -> None:
+    layer = cls(2, 3, k_att=1)
+    x = torch.zeros(200, 2)
+    x[20] = x[60] = torch.tensor([9.0, -9.0])
+    with torch.no_grad():
+        output, state = layer(x)
+    state = state if isinstance(state, sab.SABState) else state.state
+    kept = state.distinct(40)
+    assert {20, 60, 199} <= set(kept.numbers[0].tolist())
+    assert torch.equal(kept.microstates[0], output[kept.numbers[0]])
+    selected = layer(torch.randn(3, 2), kept, return_attention=True)[2].numbers
+    assert set(selected.flatten().tolist()) <= {*kept.numbers[0].tolist(), 200, 201}
+    with pytest.raises(ValueError, match="count must be a whole number of at least 0; got -1"):
+        state.distinct(-1)
 
 
 def test_a_layer_goes_on_without_what_is_forgotten() -> None:

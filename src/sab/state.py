@@ -357,6 +357,28 @@ class SABState:
         kept = self.numbers.sort(dim=-1, stable=True).indices[..., slots - count :]  # an unused slot's number is -1
         return self.at(kept)
 
+    def distinct(self, count: int) -> SABState:
+        """The state with `count` microstates of each row alone that differ most from each other.
+
+        Called now and then, it bounds the memory of a stream and keeps what stood out, however long ago. The newest
+        microstate is kept first, then always the one that is farthest from all that are kept. The distance of what is
+        forgotten from the nearest that is kept is at most twice the least that `count` microstates allow (Gonzalez,
+        1985).
+        """
+        count = check_int("count", count, 0)
+        slots = self.numbers.shape[-1]
+        if slots <= count or count == 0:
+            return self.recent(count)
+        microstates = self.microstates.detach()
+        newest = self.numbers.argmax(-1, keepdim=True)
+        distance = torch.where(self.numbers >= 0, torch.inf, -1.0).to(microstates.dtype)  # unused slots are kept last
+        kept = [newest]
+        for _ in range(count - 1):
+            one = microstates.gather(-2, kept[-1].unsqueeze(-1).expand(*kept[-1].shape, microstates.shape[-1]))
+            distance = distance.fmin((microstates - one).square().sum(-1)).scatter(-1, kept[-1], -2.0)
+            kept.append(distance.argmax(-1, keepdim=True))
+        return self.at(torch.cat(kept, -1).sort(-1).values)
+
     def at(self, slots: Tensor) -> SABState:
         """The state with these slots of each row alone, [layers * directions, B, slots]."""
         rows = slots.unsqueeze(-1)
