@@ -204,7 +204,7 @@ class Follower:
         if self.mode == "compact":
             self.state = self.model.layers.compact(self.state)
         if self.mode == "distinct":
-            self.state = self.state.state.distinct(BOUND)
+            self.state = self.state.distinct(BOUND)
         return outputs
 
     def facts(self) -> dict[str, Any]:
