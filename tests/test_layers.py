@@ -7,6 +7,7 @@ import itertools
 import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,27 @@ def test_keys_are_as_large_as_the_hidden_state_but_at_most_128() -> None:
     for hidden, size in ((127, 127), (128, 128), (129, 128)):
         assert sab.SABGRU(3, hidden).attn_w_memory_l0.shape == (size, hidden)
     assert sab.SABGRU(3, 129, attention_size=130).attn_w_query_l0.shape == (130, 129)
+
+
+@pytest.mark.parametrize("make", [sab.SABLSTM, sab.SABGRUCell])
+def test_weights_with_larger_keys_say_how_to_make_a_layer_for_them(make: Any) -> None:
+    older = {f"rnn.{name}": weight for name, weight in make(3, 130, attention_size=130).state_dict().items()}
+    advice = "have 130 entries, those of this layer 128: make the layer with attention_size=130."
+    with pytest.raises(RuntimeError, match=f"size mismatch for rnn(.|\n)*{advice}"):
+        nn.ModuleDict({"rnn": make(3, 130)}).load_state_dict(older)
+    nn.ModuleDict({"rnn": make(3, 130, attention_size=130)}).load_state_dict(older)
+
+
+def test_a_layer_pickled_by_a_version_with_larger_keys_knows_their_size() -> None:
+    layer = sab.SABGRU(3, 130, attention_size=130)
+    layer.config = replace(layer.config, attention_size=None)  # which then stood for the hidden size
+    older = round_trip_pickle(layer)
+    assert older.config.attention_size == 130
+    x = torch.randn(5, 2, 3)
+    again = sab.SABGRUCell.from_layer(older).to_layer()
+    assert torch.equal(again(x)[0], layer(x)[0])
+    for one in (sab.SABGRU(3, 130), sab.SABGRU(3, 4, scorer="affine"), sab.SABGRU(3, 130, k_top=0)):
+        assert round_trip_pickle(one).config == one.config
 
 
 def test_reset_parameters_draws_within_the_bound_of_torch() -> None:

@@ -462,6 +462,27 @@ def test_a_state_from_before_an_option_existed_is_loaded() -> None:
         resumed.load_state_dict(state)
 
 
+def test_a_state_with_larger_keys_than_layers_have_by_default_can_be_loaded() -> None:
+    """A layer took keys as large as its hidden state once, and None for the option that says so."""
+
+    def make(size: int | None) -> Learner:
+        torch.manual_seed(1)
+        model = Model("gru")
+        model.rnn, model.readout = sab.SABGRU(4, 130, attention_size=size), nn.Linear(130, 2)
+        return Learner(model.double(), torch.optim.SGD(model.parameters(), lr=0.01), squares)
+
+    x, y = sequence(4)
+    older = make(130)
+    older.step(x, y)
+    state = older.state_dict()
+    state["made_by"]["attention_size"] = None
+    resumed = make(130)
+    resumed.load_state_dict(state)
+    _assert_same([older.step(x, y)], [resumed.step(x, y)])
+    with pytest.raises(UserError, match=r"; its \S+ has shape \[130, 130\] and not \[128, 130\]: .*attention_size=130"):
+        make(None).load_state_dict(state)
+
+
 def _learner(optimizer: Any = torch.optim.Adam, cell: str = "lstm", **options: Any) -> Learner:
     torch.manual_seed(1)
     model = Model(cell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, overload
@@ -42,7 +42,7 @@ _PARAMETERS = (
 """Names of a layer's parameters in the order of `LayerWeights`."""
 
 
-class SABLayer(nn.Module, Generic[StateT]):
+class SABLayer(torch_private.Explaining, Generic[StateT]):
     """What all layers share; the cell makes the difference. A subclass for another cell sets `cell`, and as type
     argument the class of its state: `SABState` for a cell with c, `SABHidden` for the others."""
 
@@ -209,6 +209,23 @@ class SABLayer(nn.Module, Generic[StateT]):
         self._key_size = key_size(self._weights(0), self.config)
         self._has_warned = self._is_bounded()
         self.reset_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        config = self.config
+        is_clear = config.attention_size is not None or config.k_top == 0 or not isinstance(config.scorer, str)
+        if is_clear or SCORERS[str(config.scorer)].query_cancels:
+            return
+        if self._key_size != config.key_size(self.hidden_size):  # of an earlier version, which took others by itself
+            self.config = replace(config, attention_size=self._key_size)
+
+    def misfits(self, weights: Mapping[str, Any], prefix: str) -> list[str]:
+        name = _SCORER_PARAMETERS["w_memory"] + self._suffixes[0]
+        given, own = weights.get(prefix + name), getattr(self, name, None)
+        if not isinstance(given, Tensor) or own is None or own.dim() < 2 or given.dim() < 2 or len(given) == len(own):
+            return []
+        found = f"the keys of these weights have {len(given)} entries, those of this layer {len(own)}"
+        return [f"{found}: make the layer with attention_size={len(given)}."]
 
     def _is_bounded(self) -> bool:
         """Whether no hidden state can leave [-1, 1]; `docs/mathematics.md` has the proof."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch._compile
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as _pytree_module
 from torch.utils.data._utils import collate as _collating
 
@@ -241,6 +241,28 @@ def raw_stream(device: int | None) -> int:
     if _raw_stream is None or device is None:
         return torch.cuda.current_stream(device).cuda_stream
     return _raw_stream(device)
+
+
+class Explaining(nn.Module):
+    """A module that explains why weights do not fit into it. Without the method's private name: only torch's errors."""
+
+    def misfits(self, weights: Mapping[str, Any], prefix: str) -> list[str]:
+        """Sentences for the error of `load_state_dict`, of weights whose names begin with this prefix."""
+        return []
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        others = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        error_msgs += self.misfits(state_dict, prefix)
 
 
 def zero_all(tensors: Sequence[Tensor]) -> None:

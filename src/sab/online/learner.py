@@ -30,8 +30,9 @@ from sab.online.stream import Horizon, Stream
 from sab.ops import schedule
 
 WEIGHTS = ("now", "then")
-FREE = ("backend", "recompute", "offload")
-"""Options of a layer that change no number but by rounding: a state may be loaded where they are others."""
+FREE = ("backend", "recompute", "offload", "attention_size")
+"""Options of a layer that change no number but by rounding, or that its parameters show: a state may be loaded where
+they are others."""
 
 
 class Step(NamedTuple):
@@ -428,7 +429,9 @@ class Learner:
         for name, value in self._made_by().items():
             other = given.get(name, getattr(SABConfig, name, None))  # a state from before an option existed
             if other != value:
-                shown = "" if name == "parameters" else f", {value!r}; got {other!r}"
+                shown = f", {value!r}; got {other!r}"
+                if name == "parameters":
+                    shown = _difference(value, other)
                 raise UserValueError(f"state must be that of a learner with the same {name}{shown}.", "state")
         try:
             stream = None if state["stream"] is None else Stream.from_dict(state["stream"])
@@ -507,6 +510,18 @@ def _copied(value: Any) -> Any:
 def _form(x: Tensor, time: int) -> str:
     sizes = ["T" if place == time else str(size) for place, size in enumerate(x.shape)]
     return f"[{', '.join(sizes)}] of {x.dtype} on {x.device}"
+
+
+def _difference(own: dict[str, list[int]], given: Any) -> str:
+    """The first parameter that a state has of another shape, and what to do if these are keys."""
+    given = given if isinstance(given, dict) else {}
+    name = next((name for name in own if given.get(name) != own[name]), None)
+    if name is None or given.get(name) is None:
+        return ""
+    shape = given[name]
+    is_key = "attn_w_memory" in name and isinstance(shape, list) and len(shape) == len(own[name]) == 2
+    advice = f": make the layer with attention_size={shape[0]}" if is_key else ""
+    return f"; its {name} has shape {shape} and not {own[name]}{advice}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -417,6 +417,13 @@ def test_a_row_has_the_seeds_that_it_needs(rows: list[Row]) -> None:
     assert coverage([replace(rows[2], seeds=5)], Path("results")) == (1, 0, 2)
 
 
+def test_a_seed_that_a_row_does_not_need_is_not_one_of_those_it_lacks(rows: list[Row]) -> None:
+    chosen = [replace(rows[2], seeds=2)]
+    call(chosen, seeds=[0, 7])
+    assert coverage(chosen, Path("results")) == (1, 0, 1)
+    assert [job.seed for job in jobs_of(chosen, None, Path("runs")) if job.result() is None] == [1]
+
+
 @pytest.fixture
 def stored_rows(tiny_data: Path) -> list[Row]:
     sab = TinyRow("ptb", None, "sab", 4, 2, reading="ours")

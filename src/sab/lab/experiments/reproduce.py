@@ -574,12 +574,13 @@ def coverage(rows: Iterable[Row], results: Path) -> Coverage:
     for task in dict.fromkeys(row.task for row in rows):
         for record in records.load(task, results):
             by_row.setdefault(record["row"], []).append(record)
-    lacking = [max(row.seeds - _count_current(row, by_row.get(row.id, [])), 0) for row in rows]
+    lacking = [row.seeds - _count_current(row, by_row.get(row.id, [])) for row in rows]
     return Coverage(len(rows), lacking.count(0), sum(lacking))
 
 
 def _count_current(row: Row, known: Iterable[Record]) -> int:
-    return len({record["seed"] for record in known if not records.is_stale(row, record)})
+    """How many of the seeds that a row needs have a record of the row as it now is."""
+    return len({one["seed"] for one in known if one["seed"] < row.seeds and not records.is_stale(row, one)})
 
 
 def standings(jobs: Iterable[Job], results: Path) -> list[Standing]:
