@@ -25,7 +25,7 @@ from tools import floors
 from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
 
 PICTURE = "time-of-a-step.png"
-IN_SHORT = ("A", "n-256", "C", "GRU", "B-1", "E-4000", "F", "H-200", "H-3000", "stream-cell")
+IN_SHORT = ("A", "n-512", "C", "E-4000", "H-200", "stream-cell")
 """The cases that the README shows."""
 
 
@@ -66,18 +66,18 @@ def speed_part(records: Sequence[Record]) -> str:
         if (record := found.get(name)) is not None:
             chosen = next(iter(record["ratio"]["eager"]))
             cell = record.get("cell", "lstm").upper()  # records of the first version have none
-            what = "a stream, step by step" if chosen == STREAM else f"{cell}, training step"
+            what = "a stream, step by step" if chosen == STREAM else f"training, {cell}"
             sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
             rows.append([_place(record), what, *sizes, f"{record['ratio']['eager'][chosen]:.2f}"])
     if not rows:
         return "Nothing has been measured yet."
-    header = ("where", "what", "hidden size", "batch", "steps", "times `torch.nn`'s time")
-    return f"Default options, in eager mode:\n\n{markdown(header, rows)}"
+    header = ("where", "what", "hidden size", "batch", "steps", "times")
+    return markdown(header, rows)
 
 
 def _place(record: Record) -> str:
     device, _, model = record["device"].partition(" ")
-    return f"{record['threads']} CPU threads" if device == "cpu" else model.strip("()")
+    return f"CPU, {record['threads']} threads" if device == "cpu" else model.strip("()")
 
 
 def floors_part(records: Sequence[Record]) -> str:

@@ -75,6 +75,8 @@ def test_the_summary() -> None:
     assert "| Copying T = 300, % | not run | – | – | not run | not run | not run |" in text
     assert "| text8 prefix, bits | 1.900 (1) | 1.53 | missed | not run | not run | – |" in text
     assert summary_of([row for row in ROWS.values() if row.length == 100], made).reached == "1 of 2"
+    assert "of 8, SAB in our training reaches the paper's best value in 1. " in summary.sentence(made)
+    assert "best value in none. " in summary.sentence({})
 
 
 def test_the_best_rival_is_no_sab_and_at_its_chosen_rate() -> None:
