@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sab.lab.experiments.bench import CASES, DEFAULT
 from sab.lab.experiments.timing import BOTH, STREAM
-from sab.lab.report.figures import save, scaling
+from sab.lab.report.figures import save_in_every_format, scaling
 from sab.lab.report.numbers import NONE
 from sab.lab.report.performance import (
     HEADER,
@@ -36,7 +36,7 @@ LONG = 3000
 def main() -> None:
     records = load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
     if any(swept_records(records, axis) for axis in SWEPT):
-        save(scaling(records), IMAGES / PICTURE)
+        save_in_every_format(scaling(records), IMAGES / PICTURE)
     replace_part(ROOT / "docs" / "performance.md", "benchmark", page_part(records))
     replace_part(ROOT / "docs" / "engine.md", "floors", floors_part(records))
     replace_part(ROOT / "docs" / "engine-appendix.md", "earlier", earlier_part(records))
