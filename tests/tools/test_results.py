@@ -176,6 +176,8 @@ def test_figures(tmp_path: Path) -> None:
     curves = figures.seeds_over_time({"SAB": made[SAB], "BPTT": made["copying-300-bptt"]}, Copying.headline)
     assert len(curves.axes[0].lines) == 3
     assert {text.get_text() for text in curves.axes[0].texts} == {"SAB", "BPTT", "chance"}
+    two = figures.seeds_over_time({"SAB": made[SAB], "SAB again": made[SAB]}, Copying.headline)
+    assert {text.get_text() for text in two.axes[0].texts} == {"SAB", "SAB again (dashed)", "chance"}
     for name, one in (("attention.png", figure), ("curves.png", curves)):
         save(one, tmp_path / name)
         assert imread(tmp_path / name).std() > 0.01
