@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
@@ -88,6 +89,7 @@ def label_lines(axes: Axes, room: float = 0.065) -> None:
                 y = other_y + room
         placed.append((x, y))
         options: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        options |= {"path_effects": [withStroke(linewidth=3, foreground="white")], "zorder": 5}  # above other lines
         dash = DASHES.get(str(line.get_linestyle()), "") if colours[line.get_color()] > 1 else ""
         axes.annotate(
             f"{line.get_label()}{dash}",
