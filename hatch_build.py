@@ -68,6 +68,10 @@ def absolute_links(text: str, repository: str | None) -> str:
             return "" if is_image else label
         return f"{found['image']}[{label}]({repository}/{'raw' if is_image else 'blob'}/main/{target})"
 
+    def replace_image(found: re.Match[str]) -> str:
+        return "" if repository is None else found[0].replace(found["path"], f"{repository}/raw/main/{found['path']}")
+
+    text = re.sub(r'<img src="(?P<path>(?!https?://)[^"]+)"[^>]*>', replace_image, text)
     return re.sub(r"(?P<image>!?)\[(?P<label>[^]]*)\]\((?P<target>[^)\s]+)\)", replace, text)
 
 

@@ -96,6 +96,13 @@ def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
         assert block.reason or block.language in ("python", "cpp", "text", *COMMANDS), block.text
 
 
+def test_the_readme_is_short() -> None:
+    """About two screens: one table of evidence, one of costs, one of links."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\|[ -]+\|[ |-]+$", text, re.MULTILINE)) == 3
+    assert len(text.splitlines()) <= 100
+
+
 @pytest.mark.parametrize("page", having("python"), ids=ids)
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

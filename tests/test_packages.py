@@ -86,13 +86,17 @@ def test_metadata(wheel: Path) -> None:
 def test_the_readme_on_an_index_has_no_link_into_the_repository(wheel: Path) -> None:
     text = str(metadata(wheel).get_payload())
     assert text.startswith("# sab")
-    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    targets = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)", text)
+    targets = ["".join(one) for one in targets]
     assert targets
     assert [one for one in targets if not re.match(r"https://|#", one)] == []
 
 
 def test_links_are_made_absolute_from_the_repository() -> None:
     text = "See [the page](docs/a.md#part), [the paper](https://arxiv.org), [below](#x) and ![a picture](docs/b.png)."
+    image = '<img src="docs/b.png" width="400" alt="A picture">'
+    assert absolute_links(image, "https://host/sab") == image.replace("docs", "https://host/sab/raw/main/docs")
+    assert absolute_links(image, None) == ""
     assert absolute_links(text, "https://host/sab") == (
         "See [the page](https://host/sab/blob/main/docs/a.md#part), [the paper](https://arxiv.org), [below](#x) and "
         "![a picture](https://host/sab/raw/main/docs/b.png)."

@@ -41,25 +41,27 @@ DASHES = ("-", "--", ":", "-.")
 
 def attention_moments(record: Record) -> Figure:
     """The attention that a record keeps of several moments of training: a heat map for each, side by side, of the
-    microstates where something is read."""
+    microstates where most is read at that moment."""
     kept = record["attention"]
     moments: dict[str, list[list[float | None]]] = kept["moments"]
     k_att, first = kept["k_att"], kept["first"]
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
     maps = {moment: numpy.array(weights, dtype=float) for moment, weights in moments.items()}
-    every = numpy.stack(list(maps.values()))
-    largest = numpy.nanmax(every)
-    start, end = max(signal_spans(every), key=lambda span: numpy.nanmax(every[..., span[0] : span[1] + 1]))
-    outside = largest_outside(every, [(start, end)])
+    largest = max(numpy.nanmax(weights) for weights in maps.values())
+    outside = 0.0
     for axes, (moment, weights) in zip(panels, maps.items(), strict=True):
         heat_map(axes, weights, first, k_att, largest)
+        start, end = max(signal_spans(weights), key=lambda span: numpy.nanmax(weights[:, span[0] : span[1] + 1]))
+        outside = max(outside, largest_outside(weights, [(start, end)]))
         axes.set_xlim((start + 0.5) * k_att, (end + 1.5) * k_att)
         axes.set_title(f"after {int(moment):,} iterations", loc="left", fontsize=11)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
         axes.set(xlabel="", ylabel="attending step" if axes is panels[0] else "")
     figure.supxlabel(
-        f"time step of the attended microstate (no other one has a mean weight above {outside:.3f})", fontsize="medium"
+        "time step of the attended microstate, in each panel those that are read most then "
+        f"(no other one has a mean weight above {outside:.2f})",
+        fontsize="medium",
     )
     weight_bar(figure, list(panels), "mean weight")
     return figure

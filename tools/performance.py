@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sab.lab.experiments.bench import CASES
+from sab.lab.experiments.bench import CASES, DEFAULT
 from sab.lab.experiments.timing import BOTH, STREAM
-from sab.lab.report.figures import save, scaling
+from sab.lab.report.figures import save_in_every_format, scaling
 from sab.lab.report.numbers import NONE
 from sab.lab.report.performance import (
     HEADER,
@@ -25,19 +25,25 @@ from tools import floors
 from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
 
 PICTURE = "time-of-a-step.png"
-IN_SHORT = ("A", "n-256", "C", "GRU", "B-1", "E-4000", "F", "H-200", "H-3000", "stream-cell")
+IN_SHORT = ("A", "n-512", "C", "E-4000", "H-200", "stream-cell")
 """The cases that the README shows."""
+IN_A_SENTENCE = ("index.md", "performance.md", "when.md")
+"""The pages of docs/ that have the costs of a training step in a sentence."""
+LONG = 3000
+"""Costs of longer sequences are named one by one."""
 
 
 def main() -> None:
     records = load(sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")))
     if any(swept_records(records, axis) for axis in SWEPT):
-        save(scaling(records), IMAGES / PICTURE)
+        save_in_every_format(scaling(records), IMAGES / PICTURE)
     replace_part(ROOT / "docs" / "performance.md", "benchmark", page_part(records))
     replace_part(ROOT / "docs" / "engine.md", "floors", floors_part(records))
     replace_part(ROOT / "docs" / "engine-appendix.md", "earlier", earlier_part(records))
     replace_part(ROOT / "docs" / "from-torch.md", "cost", cost_part(records))
     replace_part(ROOT / "README.md", "speed", speed_part(records))
+    for page in IN_A_SENTENCE:
+        replace_part(ROOT / "docs" / page, "latency", latency_part(records))
 
 
 def page_part(records: Sequence[Record]) -> str:
@@ -46,7 +52,8 @@ def page_part(records: Sequence[Record]) -> str:
     if not required:
         return "Nothing has been measured yet."
     sentences = summary(records, names_missed=False)  # the table has them
-    parts = [*sentences, markdown(HEADER, (one for record in required for one in lines(record, judged=True)))]
+    rows = ([_unbroken(cell) for cell in one] for record in required for one in lines(record, judged=True))
+    parts = [*sentences, markdown(HEADER, rows)]
     drawn = [record for axis in SWEPT for record in swept_records(records, axis)]
     if drawn:
         parts.append(f"![Time of a step against T, n and B](images/{PICTURE})")
@@ -58,6 +65,35 @@ def page_part(records: Sequence[Record]) -> str:
     return "\n\n".join([*parts, _about(required)])
 
 
+def _unbroken(cell: str) -> str:
+    """A cell of numbers that stays on its line, such as 1.29 ≤ 1.3."""
+    return cell.replace(" ", "\u00a0") if cell[0].isdigit() else cell
+
+
+def latency_part(records: Sequence[Record]) -> str:
+    """What a training step of the default LSTM costs on each device, in a sentence."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        is_required = record["kind"] == "required" and "error" not in record and record["case"] != "packed"
+        is_default = record["scorer"] == DEFAULT and record.get("cell", "lstm") == "lstm"
+        if is_required and is_default and BOTH in record["ratio"].get("eager", {}):
+            by_steps = found.setdefault(_place(record), {})
+            by_steps.setdefault(record["steps"], []).append(record["ratio"]["eager"][BOTH])
+    clauses = [_range(place, by_steps) for place, by_steps in found.items() if min(by_steps) <= LONG]
+    if not clauses:
+        return "Nothing has been measured yet."
+    clauses[0] = clauses[0].replace("times", "times as long as `nn.LSTM`'s", 1)
+    return f"A training step with default options takes {', '.join(clauses)}."
+
+
+def _range(place: str, by_steps: Mapping[int, Sequence[float]]) -> str:
+    usual = [ratio for steps, ratios in by_steps.items() if steps <= LONG for ratio in ratios]
+    longest = max(steps for steps in by_steps if steps <= LONG)
+    more = [f"{max(ratios):.1f} for {steps:,}" for steps, ratios in sorted(by_steps.items()) if steps > LONG]
+    within = "; ".join([f"up to {longest:,} steps", *more])
+    return f"**{min(usual):.1f} to {max(usual):.1f} times** on {place} ({within})"
+
+
 def speed_part(records: Sequence[Record]) -> str:
     """A few of the cases, in words, for who sees the project for the first time."""
     found = {record["case"]: record for record in records if record["kind"] == "required" and "error" not in record}
@@ -66,13 +102,13 @@ def speed_part(records: Sequence[Record]) -> str:
         if (record := found.get(name)) is not None:
             chosen = next(iter(record["ratio"]["eager"]))
             cell = record.get("cell", "lstm").upper()  # records of the first version have none
-            what = "a stream, step by step" if chosen == STREAM else f"{cell}, training step"
+            what = "a stream, step by step" if chosen == STREAM else f"training, {cell}"
             sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
             rows.append([_place(record), what, *sizes, f"{record['ratio']['eager'][chosen]:.2f}"])
     if not rows:
         return "Nothing has been measured yet."
-    header = ("where", "what", "hidden size", "batch", "steps", "times `torch.nn`'s time")
-    return f"Default options, in eager mode:\n\n{markdown(header, rows)}"
+    header = ("where", "what", "hidden size", "batch", "steps", "times")
+    return markdown(header, rows)
 
 
 def _place(record: Record) -> str:

@@ -28,16 +28,16 @@ def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:
     """Every generated part: its page, its name there and its text."""
     results, readme, docs = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs"
     swaps = drop_in_table.load(ROOT / "results")
-    overview, swap = summary.part(by_row, _of_rivals()[0]), dropin.swap_part(swaps)
+    swap = dropin.swap_part(swaps)
     return [
-        (results, "summary", overview),
+        (results, "summary", summary.part(by_row, _of_rivals()[0])),
         (results, "distance", distance.part(by_row)),
         (results, "results", page_part(by_row)),
         (docs / "drop-in.md", "drop-in", dropin.page_part(swaps)),
         (docs / "when.md", "swap", swap),
         (docs / "rivals.md", "rivals", rivals.page_part(*_of_rivals())),
         (readme, "swap", swap),
-        (readme, "summary", overview),
+        (readme, "summary", summary.sentence(by_row)),
     ]
 
 

@@ -236,9 +236,11 @@ def test_a_run_that_stops_and_keeps_its_best_weights(best: Path, capsys: Capture
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     told = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
     assert lines[0].startswith("status "), "the outcome comes first"
-    assert (told["status"], told["keep"], told["patience"], told["best_at"]) == ("stopped", "best", "2", "2")
-    assert float(told["valid bits_per_character"]) == pytest.approx(result["valid"]["bits_per_character"], rel=1e-3)
-    assert (told["last evaluation"], told["last valid bits_per_character"]) == ("iteration 6", "5")
+    assert (told["status"], told["keep"], told["patience"], told["weights kept"]) == (
+        *("stopped", "best", "2", "those of iteration 2"),
+    )
+    assert float(told["valid bits per character"]) == pytest.approx(result["valid"]["bits_per_character"], rel=1e-3)
+    assert (told["last evaluation"], told["last valid bits per character"]) == ("iteration 6", "5")
 
 
 def test_best_weights_where_a_run_is_used(best: Path, tiny_data: Path, capsys: Capture) -> None:
@@ -421,10 +423,10 @@ def test_info(trained: Path, capsys: Capture) -> None:
     told = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
     assert lines[0].split() == ["status", "finished"], "the outcome comes first"
     assert (told["task"], told["k_trunc"], told["status"]) == ("copying", "4", "finished")
-    assert re.fullmatch(r"\d+\.\d%", told["test accuracy_last10"])
+    assert re.fullmatch(r"\d+\.\d%", told["test accuracy on the last 10"])
     (trained / "result.json").unlink()
     assert run("info", trained) == 0
-    assert "not at its end" in capsys.readouterr().out
+    assert "unfinished" in capsys.readouterr().out
 
 
 def test_info_on_backends(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,6 +519,8 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
         (["train", "copying", "--k-top", "-1"], "--k-top must be a whole number of at least 0; got -1."),
         (["train", "copying", "--lr", "0"], "--lr must be a finite number above 0 and at most 1e+30; got 0.0."),
         (["train", "copying", "--clip", "-1"], "--clip must be a finite number above 0; got -1.0."),
+        (["plot", "atention", "run"], "KIND must be one of attention, credit-paths, "),
+        (["reproduce", "--rows", "x*"], "--rows must match at least one of copying-100-bptt, "),
         (["train", "copying", "--keep", "worst"], "--keep must be one of last, best; got 'worst'."),
         (["train", "copying", "--seeds", "0,0"], f"{SEEDS}; got '0,0'."),
         (["train", "copying", "--seeds", "0,,1"], f"{SEEDS}; got '0,,1'."),

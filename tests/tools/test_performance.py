@@ -12,11 +12,11 @@ from sab.lab.report.performance import _upgraded, load
 from tests.lab.report.test_performance import first_version, record, sweep
 from tools import floors
 from tools.pages import ROOT, with_part
-from tools.performance import cost_part, earlier_part, floors_part, page_part, speed_part
+from tools.performance import IN_A_SENTENCE, cost_part, earlier_part, floors_part, latency_part, page_part, speed_part
 
 
 def test_the_page() -> None:
-    told = page_part([record(), record("G", error="it broke", device="cpu (x)"), *sweep()[1:]])
+    told = page_part([record(), record("G", error="it broke", device="cpu (x)"), *sweep()[1:]]).replace("\u00a0", " ")
     assert page_part([]) == "Nothing has been measured yet."
     assert "| A | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.3 | 1.50 ≤ 1.5 | 0.75, 1.25 |" in told
     assert "| A, forward | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.2 | – | – |" in told
@@ -40,13 +40,23 @@ def test_what_the_first_version_measured() -> None:
 
 
 def test_the_readme_has_some_of_the_cases() -> None:
-    found = [record("GRU", cell="gru"), record("F", device="cpu (x)"), record("stream-cell", device="cpu (x)")]
-    assert speed_part([*found, record("B"), record("A", error="it broke")]).splitlines()[4:] == [
-        "| GPU | GRU, training step | 128 | 64 | 320 | 1.50 |",
-        "| 2 CPU threads | LSTM, training step | 128 | 64 | 120 | 1.50 |",
+    found = [record("C"), record("H-200", device="cpu (x)"), record("stream-cell", device="cpu (x)")]
+    assert speed_part([*found, record("B"), record("A", error="it broke")]).splitlines()[2:] == [
+        "| GPU | training, LSTM | 1000 | 64 | 180 | 1.50 |",
+        "| 2 CPU threads | training, LSTM | 64 | 32 | 200 | 1.50 |",
         "| 2 CPU threads | a stream, step by step | 128 | 1 | 100 | 1.50 |",
     ]
     assert speed_part([]) == "Nothing has been measured yet."
+
+
+def test_the_costs_in_a_sentence() -> None:
+    found = [record(ours=4.0), record("C"), record("E-4000", ours=6.0), record("GRU", cell="gru", ours=99.0)]
+    found += [record("packed", ours=99.0), record("E-4000-affine", scorer="affine", ours=99.0)]
+    assert latency_part([*found, record("F", device="cpu (x)", ours=5.0)]) == (
+        "A training step with default options takes **1.5 to 2.0 times as long as `nn.LSTM`'s** on GPU "
+        "(up to 320 steps; 3.0 for 4,000), **2.5 to 2.5 times** on 2 CPU threads (up to 120 steps)."
+    )
+    assert latency_part([]) == "Nothing has been measured yet."
 
 
 def test_every_case_has_a_floor() -> None:
@@ -100,6 +110,7 @@ def test_the_cost_against_the_length() -> None:
         ("engine-appendix.md", "earlier", earlier_part),
         ("from-torch.md", "cost", cost_part),
         ("../README.md", "speed", speed_part),
+        *((page, "latency", latency_part) for page in IN_A_SENTENCE),
     ],
 )
 def test_a_page_is_up_to_date_with_the_committed_records(page: str, name: str, part: Any) -> None:

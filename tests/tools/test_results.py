@@ -75,6 +75,8 @@ def test_the_summary() -> None:
     assert "| Copying T = 300, % | not run | – | – | not run | not run | not run |" in text
     assert "| text8 prefix, bits | 1.900 (1) | 1.53 | missed | not run | not run | – |" in text
     assert summary_of([row for row in ROWS.values() if row.length == 100], made).reached == "1 of 2"
+    assert "of 8, SAB in our training reaches the paper's best value in 1. " in summary.sentence(made)
+    assert "best value in none. " in summary.sentence({})
 
 
 def test_the_best_rival_is_no_sab_and_at_its_chosen_rate() -> None:
@@ -167,9 +169,15 @@ def test_figures(tmp_path: Path) -> None:
     panels = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title(loc="left") for axes in panels] == [f"after {n} iterations" for n in (100, 300, 600)]
     assert panels[0].images[0].get_extent() == [1.0, 7.0, 7.5, 5.5]
+    moved = [[[0.0] * 30 + [0.9] + [0.0] * 69], [[0.8] + [0.0] * 99]]
+    shown = figures.attention_moments({"attention": {"moments": {"1": moved[0], "2": moved[1]}, "k_att": 2, "first": 6}})
+    limits = [axes.get_xlim() for axes in shown.axes if axes.images]
+    assert limits == [(59.0, 65.0), (1.0, 5.0)], "each where most is read at that moment"
     curves = figures.seeds_over_time({"SAB": made[SAB], "BPTT": made["copying-300-bptt"]}, Copying.headline)
     assert len(curves.axes[0].lines) == 3
     assert {text.get_text() for text in curves.axes[0].texts} == {"SAB", "BPTT", "chance"}
+    two = figures.seeds_over_time({"SAB": made[SAB], "SAB again": made[SAB]}, Copying.headline)
+    assert {text.get_text() for text in two.axes[0].texts} == {"SAB", "SAB again (dashed)", "chance"}
     for name, one in (("attention.png", figure), ("curves.png", curves)):
         save(one, tmp_path / name)
         assert imread(tmp_path / name).std() > 0.01

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import sab_cli
 from sab import __version__
-from sab.errors import UserError, check_choice
+from sab.errors import UserError, UserValueError, check_choice
 from sab.extras import explain
 from sab.lab.commands import datasets, experiments, machine, models, pictures, training
 from sab.lab.commands.parsing import call, with_flag
 from sab_cli.exits import DONE, INTERRUPTED, OUTPUT_CLOSED, USER_ERROR
+from sab_cli.sentences import not_a_choice
 from sab_cli.wrapping import print_mistake
 
 
@@ -106,6 +107,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if name == "data":
         return datasets.data_command(rest)
     command, called = COMMANDS[name], f"sab {name}"
+    words = [word for word in rest[:2] if not word.startswith("-")]
+    if name == "plot" and len(words) == 2 and rest[0] not in pictures.PLOTS:  # a single word is a run
+        raise UserValueError(not_a_choice("KIND", pictures.PLOTS, repr(rest[0])))
     if name == "plot" and rest and rest[0] in pictures.PLOTS:  # the run in a folder of this name is ./bench
         command, called, rest = pictures.PLOTS[rest[0]], f"sab plot {rest[0]}", rest[1:]
     if name == "reproduce" and rest and rest[0] in experiments.TABLES:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
@@ -16,6 +18,7 @@ COLOURS = tuple(colour.light for colour in palette.SERIES)
 METHODS = {name: colour.light for name, colour in palette.METHODS.items()}
 CREDIT = {name: colour.light for name, colour in palette.CREDIT.items()}
 GREY = "0.45"
+DASHES = {"--": " (dashed)", ":": " (dotted)", "-.": " (dash-dotted)"}
 LEAST_SIGNAL = 0.04
 """Microstates whose weights are all below this share of the largest may be left out of a heat map."""
 
@@ -63,8 +66,10 @@ def legend_above(axes: Axes, **options: Any) -> None:
 def label_lines(axes: Axes, room: float = 0.065) -> None:
     """Names every line at its end, in its colour; names that would lie on each other move apart.
 
-    It comes last, when the axes have their limits. `room` is the height of a name as a part of that of the axes.
+    It comes last, when the axes have their limits. `room` is the height of a name as a part of that of the axes. Of lines
+    of one colour those that are not solid have it in their names.
     """
+    colours = Counter(line.get_color() for line in axes.lines if not str(line.get_label()).startswith("_"))
     places: list[tuple[float, float, Any]] = []
     to_axes = axes.transData + axes.transAxes.inverted()
     axes.get_ylim()  # which sets the limits
@@ -84,8 +89,10 @@ def label_lines(axes: Axes, room: float = 0.065) -> None:
                 y = other_y + room
         placed.append((x, y))
         options: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        options |= {"path_effects": [withStroke(linewidth=3, foreground="white")], "zorder": 5}  # above other lines
+        dash = DASHES.get(str(line.get_linestyle()), "") if colours[line.get_color()] > 1 else ""
         axes.annotate(
-            str(line.get_label()),
+            f"{line.get_label()}{dash}",
             (x, y),
             xycoords="axes fraction",
             color=line.get_color(),

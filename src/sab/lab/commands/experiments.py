@@ -27,7 +27,7 @@ def demo(out: Path | None = None, seed: int = 0) -> int:
 
     Args:
         out: Folder for the two runs, the pictures and the report page; None means runs/demo-seed<seed>.
-        seed: What the data and the initial weights depend on.
+        seed: Seed of the data and of the initial weights.
     """
     from sab.lab.experiments import demo as demonstration
     from sab.lab.report import figures  # matplotlib takes a while to import
@@ -61,7 +61,7 @@ def bench(
     jobs: int | None = None,
     commit: str | None = None,
 ) -> int:
-    """Measure the layers beside torch.nn's of the same cell and size.
+    """Measure the layers, compared with torch.nn's of the same cell and size.
 
     Args:
         cases: Which cases, as in A,B or 'n-*'; None means those of the device, with --quick all.
@@ -71,7 +71,7 @@ def bench(
         output: File for the records as JSON lines, written anew after each of them; None writes none.
         quick: Tiny sizes and few repeats, to see that it works.
         jobs: How many processes compile kernels ahead on a GPU; None means as many as there are cores, up to 12.
-        commit: What the records give as the commit; None means that of the checkout that the code is in.
+        commit: The commit that the records name; None means that of the checkout that the code is in.
     """
     from sab.lab.experiments import bench as benchmark
     from sab.lab.experiments.progress import Bar
@@ -131,10 +131,10 @@ def reproduce(
     show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
     status: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
-    """Train every row of the paper's tables, and show the paper's numbers beside ours.
+    """Train every row of the paper's tables, and compare with the paper's numbers.
 
-    `sab reproduce drop-in` trains another table, torch.nn's layers and SAB's with default options, and `sab reproduce
-    rivals` one of SAB and what people use instead. Both have options of their own: `sab reproduce rivals --help`.
+    Two other tables: `sab reproduce drop-in` trains torch.nn's layers and SAB's with default options, `sab reproduce
+    rivals` SAB and the alternatives. Their options differ: `sab reproduce rivals --help` shows them.
 
     Args:
         tasks: Whose tables; none means all that there are.
@@ -152,10 +152,10 @@ def reproduce(
         commit: What the records give as the commit; None means that of the checkout that the code is in.
         on: Where the runs are tasks: ray is a Ray cluster, whose machines share the folders --out and --data-dir; None
             trains in this process.
-        address: That of the cluster, as in 10.0.0.1:6379, or auto for the one that this machine is part of; None means
-            RAY_ADDRESS or, without one, a local cluster that is started and ended by this command.
+        address: Address of the cluster, as in 10.0.0.1:6379, or auto for the one that this machine is part of; None
+            means RAY_ADDRESS or, without one, a local cluster that is started and ended by this command.
         show_list: Show the rows with the paper's values, and train nothing.
-        status: Show how many rows have all their seeds and what has ended, is under way or left; train nothing.
+        status: Show how many rows have all their seeds, and which runs have ended, run or are left; train nothing.
     """
     from sab.lab.experiments import reproduce as runner
     from sab.lab.experiments.tables import find
@@ -267,7 +267,7 @@ def rivals(
     seconds: float = 2.0,
     show_list: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = False,
 ) -> int:
-    """Train SAB and what people use instead, at equal parameters and equally long: the table of docs/rivals.md.
+    """Train SAB and the alternatives, at equal parameters and equally long: the table of docs/rivals.md.
 
     The learning rate of each method is first chosen on validation data, by runs from a seed of their own. A run that is
     recorded is not made again. Most methods need the extra `rivals`.

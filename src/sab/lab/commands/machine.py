@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,21 +17,21 @@ from sab.lab import doctor as diagnosis
 from sab.lab.models import LAYERS, CellName
 from sab.lab.tasks import TASKS
 from sab.lab.training import Run
-from sab.lab.training.progress import show, show_metric, show_seconds
+from sab.lab.training.progress import METRICS, show, show_metric, show_seconds
 from sab.ops import dispatch
 from sab_cli.exits import DONE
 from sab_cli.wrapping import columns, listed
 
 
 def info(
-    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None,
     backends: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
-    """Tell what a run is and how far it has come, or what computes on this machine.
+    """Show a run's outcome, progress and options, or the backends of this machine.
 
     Args:
         run: Folder of the run.
-        backends: Tell of each backend whether it can be used here, or why not, and which one `auto` takes.
+        backends: Show which backends can be used here, or why not, and which one `auto` takes.
     """
     if backends:
         diagnosis.show_backends()
@@ -46,26 +47,35 @@ def info(
 def _outcome(run: Run) -> dict[str, str]:
     """What came out of a run so far."""
     result, evaluations = run.result(), run.evaluations()
-    facts = {"status": "not at its end"}
+    facts = {"status": "unfinished"}
     if result is not None:
         facts = {"status": result.status, "ended": result.message}
         for split, metrics in {"test": result.metrics, "valid": result.valid}.items():
-            facts |= {f"{split} {metric}": show_metric(metric, value) for metric, value in metrics.items()}
-        facts |= {"solved_at": show(result.solved_at), "best_at": show(result.best_at)}
-        facts |= {"wall_time": show_seconds(result.wall_time), "trained_on": result.device}
-        facts["commit"] = show(result.commit)
+            facts |= _named(split, metrics)
+        facts["solved"] = "never" if result.solved_at is None else f"at iteration {result.solved_at:,}"
+        if result.best_at is not None:
+            facts["weights kept"] = f"those of iteration {result.best_at:,}"
+        facts |= {"time": show_seconds(result.wall_time), "trained on": result.device}
+        if result.commit is not None:
+            facts["commit"] = result.commit
     if evaluations:
         last = evaluations[-1]
         facts["last evaluation"] = f"iteration {last['step']:,}"
-        facts |= {f"last valid {metric}": show_metric(metric, value) for metric, value in last["metrics"].items()}
+        facts |= _named("last valid", last["metrics"])
     return facts
 
 
+def _named(split: str, metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """Metrics by names for people."""
+    names = METRICS | {one: one.replace("_", " ") for one in METRICS if one.startswith("bits")}  # short ones
+    return {f"{split} {names.get(metric, metric)}": show_metric(metric, value) for metric, value in metrics.items()}
+
+
 def doctor(out: Path = diagnosis.RUNS, data_dir: Path | None = None) -> int:
-    """Look at what is installed here, and whether it works.
+    """Check the installation: versions, devices, backends, data sets and folders.
 
     Args:
-        out: Folder that runs are to be kept below.
+        out: Folder in which runs are kept.
         data_dir: Folder of the data sets; None means SAB_DATA or, without one, the user's cache.
     """
     return diagnosis.main(out, data_dir)

@@ -84,16 +84,16 @@ def sample(
     max_memory: int | None = None,
     device: Device = "auto",
 ) -> int:
-    """Let a character model go on with a text.
+    """Continue a text with a character model.
 
-    A character costs one step from the state before it, which does not grow with the text.
+    Each character is one step, at a cost that does not grow with the text.
 
     Args:
         run: Folder of a run on ptb or text8.
         prompt: What the text begins with; None begins a line, or a word.
-        length: How many characters to make up.
+        length: How many characters to write.
         temperature: Below 1 the likely characters become likelier still; 0 takes the likeliest each time.
-        seed: What the choice among them depends on.
+        seed: Seed of the choices.
         max_memory: How many of the latest microstates are kept; None means as many as in training.
         device: Where to compute; auto takes CUDA where there is one.
     """
@@ -117,7 +117,7 @@ def score(
     max_memory: int | None = None,
     device: Device = "auto",
 ) -> int:
-    """Tell how well a character model knows a text of yours, in bits per character.
+    """Score a text of yours with a character model, in bits per character.
 
     Once with a fresh state for each sequence, as in training, and once with the state carried through the whole text.
 

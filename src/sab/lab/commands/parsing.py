@@ -94,6 +94,7 @@ def in_paragraphs(help_text: str, width: int) -> str:
             made.append(wrapped(text, width))
         flag, text = "", ""
 
+    help_text = help_text.replace(" (default: )", "")  # of a list that is empty
     for line in re.sub(r"\x1b\[[0-9;]*m", "", help_text).splitlines():
         indent, content = len(line) - len(line.lstrip()), line.strip()
         begins_option = indent == 2 and (content.startswith("-") or section.startswith("positional"))

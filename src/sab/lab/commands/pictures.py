@@ -21,8 +21,8 @@ from sab_cli.exits import DONE
 def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None) -> int:
     """Draw a run's learning curve and, where it has a memory, its attention; `sab plot KIND` draws one figure.
 
-    KIND is attention, credit-paths, learning-curve, gradient-norms or scaling, and has options of its own:
-    `sab plot KIND --help` shows them.
+    KIND is attention, credit-paths, learning-curve, gradient-norms or scaling; `sab plot KIND --help` shows its
+    options.
 
     Args:
         run: Folder of the run.
@@ -159,7 +159,7 @@ def report(
 
 
 def watch(run: RunFolder, port: int = 8765) -> int:
-    """Serve the page of a run on this machine alone, kept fresh while it trains.
+    """Serve the report page of a run to this machine alone, renewed while it trains.
 
     Args:
         run: Folder of the run.

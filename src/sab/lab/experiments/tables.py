@@ -380,6 +380,7 @@ def find(tasks: Iterable[str] = (), patterns: Iterable[str] | None = None, paper
     for pattern in patterns:
         matching = fnmatch.filter(ids, pattern)
         if not matching:
-            raise UserValueError(f"rows must match at least one of {', '.join(ids)}; got {pattern!r}.", "rows")
+            shown = ", ".join(ids[:3]) + (f", … ({len(ids)} rows: `sab reproduce --list`)" if len(ids) > 3 else "")
+            raise UserValueError(f"rows must match at least one of {shown}; got {pattern!r}.", "rows")
         chosen.update(matching)
     return [row for row in rows if row.id in chosen]

@@ -27,7 +27,7 @@ class CIFAR10(ImageTask):
     """The 1,024 pixels of a photograph in the order of scan lines, three numbers a step: red, green and blue."""
 
     name: ClassVar[str] = "cifar10"
-    summary: ClassVar[str] = "say what 1,024 pixels in colour show; judged by accuracy (chance: 10%)"
+    summary: ClassVar[str] = "classify a picture from its 1,024 pixels, one a step; judged by accuracy (chance: 10%)"
     headline: ClassVar[Headline] = accuracy_headline(solved=0.7, chance=0.1)
     input_size: ClassVar[int] = 3
     output_size: ClassVar[int] = CLASSES

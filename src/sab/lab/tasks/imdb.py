@@ -34,7 +34,7 @@ class IMDB(LabelledTask):
     """The first bytes of a review, one a step; its last one predicts whether the review is good."""
 
     name: ClassVar[str] = "imdb"
-    summary: ClassVar[str] = "say whether a film review is good from its first bytes; judged by accuracy (chance: 50%)"
+    summary: ClassVar[str] = "tell good film reviews from bad by their first bytes; judged by accuracy (chance: 50%)"
     headline: ClassVar[Headline] = accuracy_headline(solved=0.85, chance=0.5)
     encoding = "onehot"
     input_size: ClassVar[int] = 256

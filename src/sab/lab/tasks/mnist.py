@@ -26,7 +26,7 @@ class MNIST(ImageTask):
     """The 784 pixels of a digit, one a step in the order of scan lines, from 0 to 1; the last step predicts it."""
 
     name: ClassVar[str] = "mnist"
-    summary: ClassVar[str] = "say which digit 784 pixels were; judged by accuracy (chance: 11.4%)"
+    summary: ClassVar[str] = "classify a digit from its 784 pixels, one a step; judged by accuracy (chance: 11.35%)"
     headline: ClassVar[Headline] = Headline(
         metric="accuracy",
         label="accuracy",

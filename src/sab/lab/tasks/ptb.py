@@ -18,7 +18,7 @@ class PTB(CharacterTask):
 
     name: ClassVar[str] = "ptb"
     summary: ClassVar[str] = (
-        "say the next character of Penn Treebank; judged by bits per character (without context: 4.34)"
+        "predict the next character of Penn Treebank; judged by bits per character (without context: 4.34)"
     )
     headline: ClassVar[Headline] = bits_headline(solved=1.49, chance=4.34)
     symbols: ClassVar[str] = "\n #$&'*-./0123456789<>N\\abcdefghijklmnopqrstuvwxyz"

@@ -43,7 +43,7 @@ class Series(LabelledTask):
 
     name: ClassVar[str] = "series"
     summary: ClassVar[str] = (
-        "say which class a time series is of, a leaf's (osuleaf) or an appliance's (plaid); judged by accuracy "
+        "classify a time series, a leaf's outline (osuleaf) or an appliance's current (plaid); judged by accuracy "
         "(chance: 22.7% and 16.2%)"
     )
     headline: ClassVar[Headline] = ARCHIVES["osuleaf"].headline

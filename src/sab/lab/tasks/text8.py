@@ -20,7 +20,7 @@ class Text8(CharacterTask):
     """90 million characters of text8 to train on, 5 and 5 million to judge by; of its prefix the first 64 million."""
 
     name: ClassVar[str] = "text8"
-    summary: ClassVar[str] = "say the next character of text8; judged by bits per character (without context: 4.12)"
+    summary: ClassVar[str] = "predict the next character of text8; judged by bits per character (without context: 4.12)"
     headline: ClassVar[Headline] = bits_headline(solved=1.56, chance=4.12)
     symbols: ClassVar[str] = " abcdefghijklmnopqrstuvwxyz"
     start: ClassVar[str] = " "

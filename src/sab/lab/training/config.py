@@ -46,7 +46,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     """Every update takes this share, times the learning rate, off all weights, apart from what Adam does (AdamW)."""
     seed: int = 0
-    """What the data and the initial weights depend on."""
+    """Seed of the data and of the initial weights."""
     device: Device = "auto"
     """Where to train; auto takes CUDA where there is one."""
     precision: Precision = "float32"

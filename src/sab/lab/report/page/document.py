@@ -24,6 +24,7 @@ from sab.lab.report import performance, results, tables
 from sab.lab.report.numbers import (
     MISSED,
     NONE,
+    NOT_RUN,
     PARTLY,
     REACHED,
     ByRow,
@@ -256,7 +257,8 @@ def _head_of_records(by_row: ByRow) -> tuple[str, list[str]]:
     judged = [row for row in judged if row.id in by_row]
     reached = sum(verdict_word(row, by_row[row.id]) == REACHED for row in judged)
     sentences = [
-        f"{_count(records, 'recorded run')} of {_count(len(by_row), 'row')} of the paper's tables, on {tasks}.",
+        f"{_count(records, 'recorded run')} of {_count(len(by_row), 'row')} on {tasks}; "
+        f"{sum(row in ROWS and ROWS[row].is_papers for row in by_row)} rows are the paper's.",
     ]
     title = "The paper's tables, run again"
     if judged:
@@ -424,7 +426,7 @@ def _summary_line(title: str, name: str, rows: Sequence[Row], by_row: ByRow) -> 
     printed = NONE if found.sab is None else found.sab.paper[found.sab.judged]
     return [
         elements.Link(title, name),
-        value(found.sab),
+        NOT_RUN if found.sab is None else value(found.sab),
         printed,
         value(found.truncated),
         value(found.full),

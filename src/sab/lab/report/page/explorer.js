@@ -68,7 +68,7 @@ function tell() {
   const read = (reads[step] ?? []).slice(0, 3).map(([at, weight]) => `step ${at} (${named(seen[at - 1])}) with weight ${number(weight)}`);
   told += read.length ? `. It reads ${listed(read)}${of ? `, ${of}` : ""}.` : `. ${whyEmpty().y ?? ""}`;
   const [best] = credit[step]?.paths ?? [];
-  if (best) told += ` The largest path of its credit skips ${best[1].map(([from, to]) => `from ${from} to ${to}`).join(", then ")}: ${percent(best[0])} of the credit.`;
+  if (best) told += ` The largest single path of its credit skips ${best[1].map(([from, to]) => `from ${from} to ${to}`).join(", then ")}: ${percent(best[0])} of the credit.`;
   else if (hasCreditRow() && !credit[step]) told += ` ${whyEmpty().y4}`;
   return told;
 }

@@ -320,7 +320,7 @@ ROWS_OF_READS = {"y": (0.36, 0.92), "y2": (0.04, 0.32)}
 """Without the weights of a model there is no credit."""
 TITLES = {
     "y": "Reads: arc width = attention weight",
-    "y3": "Credit paths: arc width = share of the credit",
+    "y3": "Credit paths: arc width = share of the credit, of all paths over it",
     "y4": "Credit: norm of the gradient at each step",
 }
 
