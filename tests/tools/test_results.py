@@ -170,7 +170,9 @@ def test_figures(tmp_path: Path) -> None:
     assert [axes.get_title(loc="left") for axes in panels] == [f"after {n} iterations" for n in (100, 300, 600)]
     assert panels[0].images[0].get_extent() == [1.0, 7.0, 7.5, 5.5]
     moved = [[[0.0] * 30 + [0.9] + [0.0] * 69], [[0.8] + [0.0] * 99]]
-    shown = figures.attention_moments({"attention": {"moments": {"1": moved[0], "2": moved[1]}, "k_att": 2, "first": 6}})
+    shown = figures.attention_moments(
+        {"attention": {"moments": {"1": moved[0], "2": moved[1]}, "k_att": 2, "first": 6}}
+    )
     limits = [axes.get_xlim() for axes in shown.axes if axes.images]
     assert limits == [(59.0, 65.0), (1.0, 5.0)], "each where most is read at that moment"
     curves = figures.seeds_over_time({"SAB": made[SAB], "BPTT": made["copying-300-bptt"]}, Copying.headline)

@@ -66,8 +66,8 @@ def legend_above(axes: Axes, **options: Any) -> None:
 def label_lines(axes: Axes, room: float = 0.065) -> None:
     """Names every line at its end, in its colour; names that would lie on each other move apart.
 
-    It comes last, when the axes have their limits. `room` is the height of a name as a part of that of the axes. Of lines
-    of one colour those that are not solid have it in their names.
+    It comes last, when the axes have their limits. `room` is the height of a name as a part of that of the axes. Where
+    lines share a colour, the names of dashed ones include it.
     """
     colours = Counter(line.get_color() for line in axes.lines if not str(line.get_label()).startswith("_"))
     places: list[tuple[float, float, Any]] = []
