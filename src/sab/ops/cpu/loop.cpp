@@ -344,7 +344,7 @@ template <typename T> class Pass {
             if (a.unpacked)
                 multiply_unpacked<T>(m_size, n_size, k_size, left, left_stride, factor, out, out_stride);
             else
-                multiply<T>(m_size, n_size, k_size, left, left_stride, factor, out, out_stride, accumulate);
+                multiply(m_size, n_size, k_size, Plain<T>{left, left_stride}, weight(factor), out, out_stride, accumulate);
         };
         if (!a.shared) return some(rows, n_size, left + first * left_stride, weight(packed), out + first * out_stride);
         constexpr int64_t columns = Panel<T>::COLUMNS;
@@ -708,6 +708,16 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
     return 0;
 }
 
+// C [M, N] = A^T B, shared by the threads; see `multiply_transposed`.
+template <typename T>
+void outer(const T *a, int64_t a_stride, const T *b, T *c, int64_t m_size, int64_t n_size, int64_t k_size, int64_t threads) {
+    int64_t tiles = (m_size + ROWS - 1) / ROWS, parts = m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles);
+#pragma omp parallel for num_threads(parts) if (parts > 1)
+    for (int64_t part = 0; part < parts; part++)
+        multiply_transposed(tiles * part / parts * ROWS, std::min(tiles * (part + 1) / parts * ROWS, m_size), n_size,
+                            k_size, a, a_stride, b, c);
+}
+
 // What changes from step to step of a stream.
 struct Step {
     int64_t batch, slots, capacity, seen, threads, remembered;
@@ -811,7 +821,11 @@ void make_blocks(const T *keys, int64_t rows, int64_t used, int64_t slots, int64
 #define EXPORT(TYPE)                                                                                                   \
     extern "C" int64_t sab_columns_##TYPE() { return Panel<TYPE>::COLUMNS; }                                           \
     extern "C" void sab_pack_##TYPE(const TYPE *b, int64_t k_size, int64_t n_size, bool transposed, TYPE *packed) {    \
-        pack(b, k_size, n_size, transposed, packed);                                                                   \
+        pack(b, transposed ? k_size : n_size, k_size, n_size, transposed, packed);                                                                   \
+    }                                                                                                                  \
+    extern "C" void sab_outer_##TYPE(const TYPE *a, int64_t a_stride, const TYPE *b, TYPE *c, int64_t m_size,            \
+                                     int64_t n_size, int64_t k_size, int64_t threads) {                               \
+        outer(a, a_stride, b, c, m_size, n_size, k_size, threads);                                                     \
     }                                                                                                                  \
     extern "C" int64_t sab_forward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, true); }          \
     extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }         \
