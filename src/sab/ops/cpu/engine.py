@@ -6,7 +6,7 @@ Each thread takes its own rows of the batch through all the steps (see `loop.cpp
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 
 SUMS_BIASES = True
+LAST_GATE_ALONE = True
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
 
@@ -62,9 +63,9 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
     """Nothing: each loop has its own panels of the weights."""
 
 
-def overwrites_gates(plan: Plan) -> bool:
-    """No: `gates` are only read."""
-    return False
+def overwrites(plan: Plan) -> Collection[str]:
+    """All that may be: an entry's gradient is written after the entry was read."""
+    return "gates", "hidden_new", "mapped"
 
 
 def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
@@ -132,6 +133,8 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
     scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat", "dsummary_now")}
     scratch |= _masked(weights)
+    if buffers.hidden_new is not None:
+        scratch["hidden_gates"] = store.new_empty(plan.batch, len(w_hh))
     if weights.w_incorporate is not None:
         packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
         scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
@@ -158,7 +161,11 @@ class _Gradients(Gradients):
     """The gradients with products that use all of the processor's vectors, which MKL does on Intel's alone."""
 
     def _outer(self, left_t: Tensor, right: Tensor) -> Tensor:
-        left, rows = left_t.t(), contiguous(self._rows(right))
+        rows = contiguous(self._rows(right))
+        if rows.dtype not in (torch.float32, torch.float64):
+            return super()._outer(left_t, right)
+        left = left_t.t()
+        assert left.stride(1) == 1 or left.shape[1] == 1
         (count, height), width = left.shape, rows.shape[1]
         found = rows.new_empty(height, width)
         sizes = height, width, count, torch.get_num_threads()

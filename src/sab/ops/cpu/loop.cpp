@@ -267,12 +267,10 @@ template <typename T> class Pass {
                 std::fill(chain, chain + rows * n, T(0));
                 if (a.dc != nullptr) memset(at(a.dc, 0, first, n), 0, rows * n * sizeof(T));
             } else if (a.h_mask == nullptr) {
-                product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back, at(a.chain, 0, 0, n),
-                        n, reads_h);
+                product(n, gate_size, dh_gates_of(t, 0), gate_size, a.w_hidden_back, at(a.chain, 0, 0, n), n, reads_h);
             } else {
                 if (!reads_h) std::fill(chain, chain + rows * n, T(0));
-                product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back,
-                        at(a.masked, 0, 0, n), n, false);
+                product(n, gate_size, dh_gates_of(t, 0), gate_size, a.w_hidden_back, at(a.masked, 0, 0, n), n, false);
                 const T *mask = weight(a.h_mask) + first * n, *dmasked = at(a.masked, 0, first, n);
                 for (int64_t j = 0; j < rows * n; j++) chain[j] += mask[j] * dmasked[j];
             }
@@ -434,7 +432,7 @@ template <typename T> class Pass {
                           dh_hat,
                           at(a.dc, 0, row, n),
                           at(a.dgates, t, row, gate_size),
-                          at(a.dhidden, t, row, gate_size),
+                          dh_gates_of(t, row),
                           chain,
                           weight(a.norm_c_weight),
                           weight(a.norm_c_bias),
@@ -446,7 +444,16 @@ template <typename T> class Pass {
         visit(Cells{}, a.cell, [&](auto cell) { cell.backward(s); });
         if (a.db_ih != nullptr) add_scaled(at(a.db_ih, 0, row, gate_size), T(1), s.dgates, gate_size);
         if (a.db_hh != nullptr) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), s.dh_gates, gate_size);
-        if (a.norm_ih != nullptr) normalise_gates_backward(t, row, s.dgates, s.dh_gates);
+        if (a.norm_ih != nullptr)
+            normalise_gates_backward(t, row, s.dgates, s.dh_gates);
+        else if (splits_gates)
+            memcpy(at(a.dhidden, t, row, n), s.dh_gates + gate_size - n, n * sizeof(T));
+    }
+
+    // A row of the gradient of h_gates; scratch where `dhidden` is that of the last gate alone.
+    T *dh_gates_of(int64_t t, int64_t row) const {
+        if (splits_gates && a.norm_ih == nullptr) return at(a.hidden_gates, 0, row, gate_size);
+        return at(a.dhidden, t, row, gate_size);
     }
 
     // The queries of a step, where they are vectors.
