@@ -100,8 +100,9 @@ def run_forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs |
         packed["w_memory"] = _pack(weights.w_memory, transposed=True)
     scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(weights)}
     if weights.w_incorporate is not None:
-        packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
-        scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
+        of_h_hat, of_summary = weights.w_incorporate.chunk(2, dim=1)
+        packed["w_incorporate"] = _pack(of_h_hat, transposed=True)
+        packed["w_summary"] = _pack(of_summary, transposed=True)
     if plan.config.layer_norm:
         joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
         scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
@@ -136,8 +137,9 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     if buffers.hidden_new is not None:
         scratch["hidden_gates"] = store.new_empty(plan.batch, len(w_hh))
     if weights.w_incorporate is not None:
-        packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
-        scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
+        of_h_hat, of_summary = weights.w_incorporate.chunk(2, dim=1)
+        packed["w_incorporate_back"] = _pack(of_h_hat, transposed=False)
+        packed["w_summary_back"] = _pack(of_summary, transposed=False)
     if buffers.weights is not None:  # the loop makes what comes from outside the whole gradient, in place
         scratch["dweights"] = torch.zeros_like(buffers.weights) if work.dweights is None else work.dweights.clone()
     arguments.set(saves=1, **buffers._asdict(), **work._asdict() | scratch, **packed)
@@ -243,15 +245,18 @@ def function(name: str, dtype: torch.dtype) -> Any:
     elif name == "block_room":
         found.argtypes = [ctypes.c_int64] * 2
     elif name == "pack":
-        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+        found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_bool, ctypes.c_void_p]
     return found
 
 
 def _pack(weight: Tensor, transposed: bool) -> Tensor:
-    """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels."""
+    """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels.
+
+    Its rows may have gaps between them.
+    """
     inner, outer = weight.shape[::-1] if transposed else weight.shape
     columns = function("columns", weight.dtype)()
     panels = -(-outer // columns)
     packed = weight.new_empty(panels * inner * columns)
-    function("pack", weight.dtype)(weight.data_ptr(), inner, outer, transposed, packed.data_ptr())
+    function("pack", weight.dtype)(weight.data_ptr(), weight.stride(0), inner, outer, transposed, packed.data_ptr())
     return packed

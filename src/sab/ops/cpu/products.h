@@ -214,8 +214,9 @@ template <typename T, int count> typename Panel<T>::Vector sums_of(typename Pane
     }
 }
 
-// The inner products of a [K] with as many rows as a vector has lanes, of which the first n_size go to c.
-template <typename T> void multiply_vector(const T *a, const T *const *rows, int64_t k_size, T *c, int64_t n_size) {
+// The inner products of a [K] with as many rows as a vector has lanes, of which the first n_size go to c or are added.
+template <typename T>
+void multiply_vector(const T *a, const T *const *rows, int64_t k_size, T *c, int64_t n_size, bool accumulate = false) {
     using Vector = typename Panel<T>::Vector;
     constexpr int lanes = Panel<T>::LANES;
     Vector sums[lanes] = {};
@@ -230,21 +231,22 @@ template <typename T> void multiply_vector(const T *a, const T *const *rows, int
     memcpy(values, &totals, sizeof values);
     for (; k < k_size; k++)
         for (int j = 0; j < lanes; j++) values[j] += a[k] * rows[j][k];
+    for (int64_t j = 0; accumulate && j < n_size; j++) values[j] += c[j];
     memcpy(c, values, n_size * sizeof(T));
 }
 
-// C [M, N] = A [M, K] W [N, K]^T, with W as it is: packed on the way, or for a row or two not at all.
+// C [M, N] (+)= A [M, K] W [N, K]^T, with W as it is: packed on the way, or for a row or two not at all.
 template <typename T>
 void multiply_unpacked(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride, const T *weight,
-                       T *c, int64_t c_stride) {
+                       int64_t w_stride, T *c, int64_t c_stride, bool accumulate) {
     constexpr int64_t lanes = Panel<T>::LANES, columns = Panel<T>::COLUMNS;
     if (m_size <= 2) {
         const T *rows[lanes];
         for (int64_t first = 0; first < n_size; first += lanes) {
-            for (int64_t j = 0; j < lanes; j++) rows[j] = weight + std::min(first + j, n_size - 1) * k_size;
+            for (int64_t j = 0; j < lanes; j++) rows[j] = weight + std::min(first + j, n_size - 1) * w_stride;
             for (int64_t row = 0; row < m_size; row++)
                 multiply_vector(a + row * a_stride, rows, k_size, c + row * c_stride + first,
-                                std::min(lanes, n_size - first));
+                                std::min(lanes, n_size - first), accumulate);
         }
         return;
     }
@@ -252,7 +254,7 @@ void multiply_unpacked(int64_t m_size, int64_t n_size, int64_t k_size, const T *
     panel.resize(columns * k_size);
     for (int64_t first = 0; first < n_size; first += columns) {
         int64_t used = std::min(columns, n_size - first);
-        pack(weight + first * k_size, k_size, k_size, used, true, panel.data());
-        multiply(m_size, used, k_size, Plain<T>{a, a_stride}, panel.data(), c + first, c_stride, false);
+        pack(weight + first * w_stride, w_stride, k_size, used, true, panel.data());
+        multiply(m_size, used, k_size, Plain<T>{a, a_stride}, panel.data(), c + first, c_stride, accumulate);
     }
 }
