@@ -379,8 +379,9 @@ class Widened:
         return None
 
     SUMS_BIASES = False
+    LAST_GATE_ALONE = True
     pack = staticmethod(cpu.pack)
-    overwrites_gates = staticmethod(cpu.overwrites_gates)
+    overwrites = staticmethod(lambda plan: ())  # all that is widened is a copy
     begins_with_output = staticmethod(cpu.begins_with_output)
     gradients = staticmethod(cpu.gradients)
 

@@ -40,6 +40,7 @@ alone, and the loops normalise it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -156,7 +157,8 @@ class Work(NamedTuple):
     """Of the sums before activation, [T * B, G], compute type; with layer norm, of W_ih x. It may be the memory of
     `gates`."""
     dhidden: Tensor
-    """Of h_gates, as `dgates`, and the same tensor unless the cell splits them; with layer norm its own, of W_hh h."""
+    """Of h_gates, as `dgates`, and the same tensor unless the cell splits them; with layer norm its own, of W_hh h.
+    Without layer norm it may be of the last gate alone, [T * B, n], where those of the others are in `dgates`."""
     dquery: Tensor | None
     """Of the query, [T * B, d], compute type."""
     dkeys: Tensor | None
@@ -278,16 +280,18 @@ def allocate_work(
     buffers: Buffers,
     outside: Outside,
     *,
-    in_place: bool,
+    overwrites: Collection[str],
     wants_initial: bool,
     sums_biases: bool = False,
+    last_gate_alone: bool = False,
     owns_outside: bool = False,
     begins_with_output: bool = False,
 ) -> Work:
     """What the backward loop needs, with the gradients from outside in their places.
 
-    in_place: `dgates` takes the memory of `gates`. wants_initial: whether the gradients of the initial h and of the
-    first microstates will be read. sums_biases: whether the loop sums up the gradients of the gates' biases.
+    overwrites: the buffers whose memory their gradients take (`Engine.overwrites`). wants_initial: whether the
+    gradients of the initial h and of the first microstates will be read. sums_biases: whether the loop sums up the
+    gradients of the gates' biases. last_gate_alone: as `Engine.LAST_GATE_ALONE`.
     owns_outside: the loop may change those of `store` and `keys`, which are of the state type and contiguous.
     begins_with_output: the loop can begin with the output's gradient alone (`Work.doutput`).
     """
@@ -307,8 +311,19 @@ def allocate_work(
             dkeys = given if owns_outside else contiguous(given.to(dtype, copy=True))
         if given is not None and buffers.key_scale is not None:
             _before_scaling(dkeys[:, plan.first_slots :], keys[:, plan.first_slots :], buffers.key_scale)
-    dgates = gates.view(steps * batch, -1) if in_place else gates.new_empty((steps * batch, gates.shape[2]))
+
+    def of_steps(name: str, buffer: Tensor) -> Tensor:
+        return (buffer if name in overwrites else torch.empty_like(buffer)).view(steps * batch, -1)
+
+    dgates = dhidden = of_steps("gates", gates)
     cell = CELLS[plan.cell]
+    if plan.config.layer_norm or (cell.splits_gates and not last_gate_alone):
+        dhidden = torch.empty_like(dgates)
+    elif buffers.hidden_new is not None:
+        dhidden = of_steps("hidden_new", buffers.hidden_new)
+    dincorporated = None
+    if weights.w_incorporate is not None:
+        dincorporated = new((steps * batch, n)) if buffers.mapped is None else of_steps("mapped", buffers.mapped)
     of_rows: Any = {}
     if plan.config.layer_norm or sums_biases:
         names = ("dnorm_ih", "dnorm_hh") if plan.config.layer_norm else ()
@@ -327,12 +342,12 @@ def allocate_work(
         dc=new((batch, n)) if cell.has_c else None,
         dcells=None if outside.c is None else contiguous(outside.c[1:]),
         dgates=dgates,
-        dhidden=torch.empty_like(dgates) if cell.splits_gates or plan.config.layer_norm else dgates,
+        dhidden=dhidden,
         dquery=None if keys is None else gates.new_empty((steps * batch, plan.key_size)),
         dkeys=dkeys,
         dsummary=None if outside.summary is None else contiguous(outside.summary),
         dweights=None if outside.weights is None else contiguous(outside.weights),
-        dincorporated=None if weights.w_incorporate is None else new((steps * batch, n)),
+        dincorporated=dincorporated,
         dv=None if weights.v is None else new((batch, plan.key_size)),
         doutput=doutput,
         **of_rows,

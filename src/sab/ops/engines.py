@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,8 @@ class Engine(Protocol):
 
     SUMS_BIASES: bool
     """Whether the backward loop sums up the gradients of the gates' biases."""
+    LAST_GATE_ALONE: bool
+    """Whether it leaves of `dhidden` the last gate's part alone where the others are those of `dgates`."""
 
     def unsupported(
         self, x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
@@ -44,8 +46,8 @@ class Engine(Protocol):
         """What comes before the forward loop; saves: whether a backward may follow."""
         ...
 
-    def overwrites_gates(self, plan: Plan) -> bool:
-        """Whether the backward loop may find `dgates` in the memory of `gates`."""
+    def overwrites(self, plan: Plan) -> Collection[str]:
+        """The buffers in whose memory the backward loop may find their gradients: `gates`, `hidden_new`, `mapped`."""
         ...
 
     def forward(

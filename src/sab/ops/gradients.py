@@ -83,10 +83,11 @@ class Gradients:
         return self._outer(self.dgates_t, self.given.x)
 
     def w_hh(self) -> Tensor:
-        first, dhidden, mask = self.plan.first_slots, self.work.dhidden, self.parameters.h_mask
-        left_t = self.dgates_t if dhidden is self.work.dgates else dhidden.t()
+        first, mask = self.plan.first_slots, self.parameters.h_mask
         before = self.buffers.store[first : first + self.plan.steps]
-        return self._outer(left_t, before if mask is None else before * mask)
+        before = before if mask is None else before * mask
+        found = [self._outer(part.t(), before) for part in self._dhidden()]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-2)
 
     def b_ih(self) -> Tensor:
         self.db_ih = self._total(self.work.dgates if self.work.db_ih is None else self.work.db_ih)
@@ -94,7 +95,8 @@ class Gradients:
 
     def b_hh(self) -> Tensor:
         if CELLS[self.plan.cell].splits_gates:
-            return self._total(self.work.dhidden if self.work.db_hh is None else self.work.db_hh)
+            parts = self._dhidden() if self.work.db_hh is None else [self.work.db_hh]
+            return torch.cat([self._total(part) for part in parts], dim=-1)
         return self.b_ih() if self.db_ih is None else self.db_ih.clone()
 
     def norm_ih(self) -> Tensor:
@@ -140,6 +142,12 @@ class Gradients:
 
     def b_incorporate(self) -> Tensor:
         return self._total(self._dincorporated())
+
+    def _dhidden(self) -> list[Tensor]:
+        """Of h_gates, in parts [T * B, p]."""
+        dgates, dhidden = self.work.dgates, self.work.dhidden
+        others = dgates.shape[1] - dhidden.shape[1]
+        return [dhidden] if others == 0 else [dgates[:, :others], dhidden]
 
     def _dstore(self) -> Tensor:
         assert self.work.dstore is not None

@@ -234,15 +234,15 @@ def _backward(
     plan, weights, loops = _plan_of(buffers, options), parameters.of_loops(), engine_named(options.engine)
     names = [name for name, needed in zip(INPUTS, needs, strict=True) if needed]
     wants_initial = "h" in names or "microstates" in names
-    in_place = is_last and loops.overwrites_gates(plan)
     work = allocate_work(
         plan,
         weights,
         buffers,
         outside,
-        in_place=in_place,
+        overwrites=loops.overwrites(plan) if is_last else (),
         wants_initial=wants_initial,
         sums_biases=loops.SUMS_BIASES and ("b_ih" in names or "b_hh" in names),
+        last_gate_alone=loops.LAST_GATE_ALONE,
         owns_outside=owns_outside,
         begins_with_output=loops.begins_with_output(buffers),
     )
@@ -270,7 +270,8 @@ class _Recurrence(torch.autograd.Function):
         else:
             op = torch.ops.sab.recurrence.default
             outputs = torch_private.redispatch(op, keyset, *tensors, *options, True)
-        ctx.is_shared = torch_private.has_saved_tensor_hooks()
+        # Whether others may see what is saved: who calls the operation itself has all its results.
+        ctx.is_shared = keyset is not None or torch_private.has_saved_tensor_hooks()
         ctx.is_used_up = False
         _remember(ctx, options, given, parameters, outputs)
         return tuple(outputs)

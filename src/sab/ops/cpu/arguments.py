@@ -16,12 +16,12 @@ SIZES = """
 """.split()
 POINTERS = """
     w_hidden w_hidden_back b_hidden w_query w_query_back w_memory w_memory_back
-    scorer_bias v w_incorporate w_incorporate_back b_incorporate
+    scorer_bias v w_incorporate w_incorporate_back w_summary w_summary_back b_incorporate
     norm_ih norm_hh b_input norm_c_weight norm_c_bias h_mask x w_x b_x
     store c gates hidden_new h_hat query keys weights norms summary mapped key_scale query_scale scores
     x_normed x_scale h_normed h_scale
     selected turn_rates lengths
-    hidden_gates joined dh chain dh_hat masked dsummary_now
+    hidden_gates dh chain dh_hat masked dsummary_now
     dstore dc dcells dgates dhidden dquery dkeys dsummary dweights dincorporated dv
     dnorm_ih dnorm_hh db_ih db_hh dnorm_c_weight dnorm_c_bias
     microstates numbers sketch_codes sketch_scales sketch_facts live reads find block_keys

@@ -67,7 +67,7 @@ template <typename T> class Blocks {
     // The scores of the first `count` blocks of this size.
     void score(int64_t row, const T *query, int64_t size, int64_t count, T *scores) {
         for (int64_t j = 0; j < d; j++) parts[j] = std::max(query[j], T(0)), parts[d + j] = std::min(query[j], T(0));
-        multiply_unpacked(1, count, 2 * d, parts.data(), 2 * d, at(row, size, 0), scores, count);
+        multiply_unpacked(1, count, 2 * d, parts.data(), 2 * d, at(row, size, 0), 2 * d, scores, count, false);
     }
 
   private:

@@ -6,7 +6,7 @@ Each thread takes its own rows of the batch through all the steps (see `loop.cpp
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,11 +22,13 @@ from sab.ops.cpu.arguments import Arguments
 from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan, turn_rates_of, unfit
 from sab.ops.plan import unsupported as no_plan
+from sab.ops.precision import as_type, contiguous
 from sab.ops.preparation import input_gates, inputs_of
 from sab.ops.types import LayerState, LayerWeights
 from sab.parts import registry
 
 SUMS_BIASES = True
+LAST_GATE_ALONE = True
 LARGEST_OWN_WEIGHTS = 1 << 20
 """Bytes of recurrent weights above which threads share each product: larger ones leave the cache of a core."""
 
@@ -61,9 +63,9 @@ def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
     """Nothing: each loop has its own panels of the weights."""
 
 
-def overwrites_gates(plan: Plan) -> bool:
-    """No: `gates` are only read."""
-    return False
+def overwrites(plan: Plan) -> Collection[str]:
+    """All that may be: an entry's gradient is written after the entry was read."""
+    return "gates", "hidden_new", "mapped"
 
 
 def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
@@ -98,8 +100,9 @@ def run_forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs |
         packed["w_memory"] = _pack(weights.w_memory, transposed=True)
     scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(weights)}
     if weights.w_incorporate is not None:
-        packed["w_incorporate"] = _pack(weights.w_incorporate, transposed=True)
-        scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
+        of_h_hat, of_summary = weights.w_incorporate.chunk(2, dim=1)
+        packed["w_incorporate"] = _pack(of_h_hat, transposed=True)
+        packed["w_summary"] = _pack(of_summary, transposed=True)
     if plan.config.layer_norm:
         joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
         scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
@@ -131,9 +134,12 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
         packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
     scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat", "dsummary_now")}
     scratch |= _masked(weights)
+    if buffers.hidden_new is not None:
+        scratch["hidden_gates"] = store.new_empty(plan.batch, len(w_hh))
     if weights.w_incorporate is not None:
-        packed["w_incorporate_back"] = _pack(weights.w_incorporate, transposed=False)
-        scratch["joined"] = store.new_empty(plan.batch, 2 * plan.n)
+        of_h_hat, of_summary = weights.w_incorporate.chunk(2, dim=1)
+        packed["w_incorporate_back"] = _pack(of_h_hat, transposed=False)
+        packed["w_summary_back"] = _pack(of_summary, transposed=False)
     if buffers.weights is not None:  # the loop makes what comes from outside the whole gradient, in place
         scratch["dweights"] = torch.zeros_like(buffers.weights) if work.dweights is None else work.dweights.clone()
     arguments.set(saves=1, **buffers._asdict(), **work._asdict() | scratch, **packed)
@@ -149,8 +155,25 @@ def gradients(
     names: Sequence[str],
     dtype: torch.dtype | None,
 ) -> Gradients:
-    """By torch's products."""
-    return Gradients(plan, given, parameters, buffers, work, dtype)
+    """By the compiled products."""
+    return _Gradients(plan, given, parameters, buffers, work, dtype)
+
+
+class _Gradients(Gradients):
+    """The gradients with products that use all of the processor's vectors, which MKL does on Intel's alone."""
+
+    def _outer(self, left_t: Tensor, right: Tensor) -> Tensor:
+        rows = contiguous(self._rows(right))
+        if rows.dtype not in (torch.float32, torch.float64):
+            return super()._outer(left_t, right)
+        left = left_t.t()
+        assert left.stride(1) == 1 or left.shape[1] == 1
+        (count, height), width = left.shape, rows.shape[1]
+        found = rows.new_empty(height, width)
+        sizes = height, width, count, torch.get_num_threads()
+        run = function("outer", rows.dtype)
+        run(left.data_ptr(), left.stride(0), rows.data_ptr(), found.data_ptr(), *sizes)
+        return as_type(found, self.dtype)
 
 
 def arguments_of(plan: Plan, weights: Weights) -> Arguments:
@@ -208,9 +231,11 @@ def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes
 def function(name: str, dtype: torch.dtype) -> Any:
     """A compiled function by its name, for numbers of this type."""
     found = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    found.restype = None if name in ("pack", "sketch", "blocks") else ctypes.c_int64
+    found.restype = None if name in ("pack", "outer", "sketch", "blocks") else ctypes.c_int64
     if name in ("forward", "backward", "fewest_sketched"):
         found.argtypes = [ctypes.c_void_p]
+    elif name == "outer":
+        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4]
     elif name == "step":
         found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     elif name == "sketch":
@@ -220,15 +245,18 @@ def function(name: str, dtype: torch.dtype) -> Any:
     elif name == "block_room":
         found.argtypes = [ctypes.c_int64] * 2
     elif name == "pack":
-        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+        found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_bool, ctypes.c_void_p]
     return found
 
 
 def _pack(weight: Tensor, transposed: bool) -> Tensor:
-    """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels."""
+    """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels.
+
+    Its rows may have gaps between them.
+    """
     inner, outer = weight.shape[::-1] if transposed else weight.shape
     columns = function("columns", weight.dtype)()
     panels = -(-outer // columns)
     packed = weight.new_empty(panels * inner * columns)
-    function("pack", weight.dtype)(weight.data_ptr(), inner, outer, transposed, packed.data_ptr())
+    function("pack", weight.dtype)(weight.data_ptr(), weight.stride(0), inner, outer, transposed, packed.data_ptr())
     return packed

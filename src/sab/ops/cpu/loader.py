@@ -38,7 +38,7 @@ logger = logging.getLogger("sab")
 SYMBOLS = "sab_arguments_size sab_step_size sab_parts".split()
 SYMBOLS += [
     f"sab_{name}_{kind}"
-    for name in "columns pack forward backward step fewest_sketched sketch block_room blocks select".split()
+    for name in "columns pack outer forward backward step fewest_sketched sketch block_room blocks select".split()
     for kind in ("float", "double")
 ]
 """The functions that a library must have."""

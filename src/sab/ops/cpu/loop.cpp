@@ -50,7 +50,9 @@ struct Arguments {
     int64_t block_size, blocks;
     // Weights; those that enter a matrix product are packed (see `pack`), once for each direction of the pass.
     const void *w_hidden, *w_hidden_back, *b_hidden, *w_query, *w_query_back, *w_memory, *w_memory_back;
-    const void *scorer_bias, *v, *w_incorporate, *w_incorporate_back, *b_incorporate;
+    const void *scorer_bias, *v;
+    // Of the incorporation: the halves of its weight for ĥ and for the summary.
+    const void *w_incorporate, *w_incorporate_back, *w_summary, *w_summary_back, *b_incorporate;
     // Gains of the layer norm of the two products, the bias of the input's, gain and bias of that of c; the mask of
     // recurrent dropout, [row, n]. Null without these options.
     const void *norm_ih, *norm_hh, *b_input, *norm_c_weight, *norm_c_bias, *h_mask;
@@ -65,7 +67,7 @@ struct Arguments {
     const int32_t *turn_rates;  // of the entries of keys and queries; see sab/parts/scorers.py
     const int64_t *lengths;  // of the rows; null where none ends early
     // Scratch of both passes, a row of it for each row of the batch; dsummary_now is of one step's summaries.
-    void *hidden_gates, *joined, *dh, *chain, *dh_hat, *masked, *dsummary_now;
+    void *hidden_gates, *dh, *chain, *dh_hat, *masked, *dsummary_now;
     // Backward; dstore, dkeys, dsummary and dweights come in as the gradients from outside, dsummary null for zeros.
     void *dstore, *dc, *dcells, *dgates, *dhidden, *dquery, *dkeys, *dsummary, *dweights, *dincorporated, *dv;
     void *dnorm_ih, *dnorm_hh, *db_ih, *db_hh, *dnorm_c_weight, *dnorm_c_bias;
@@ -149,6 +151,7 @@ template <typename T> class Pass {
     const int64_t part, parts, first, rows, n, d, gate_size;
     const bool query_cancels, splits_gates;
     std::vector<T> scratch, total;  // for one key or query
+    std::vector<T> gate_bias;       // all biases that can be added to the input's part of the gates
     std::vector<T> normed_c, dread;  // of one row's layer norm of c
     Selector<T> selector;
 
@@ -167,6 +170,11 @@ template <typename T> class Pass {
 
     void forward() {
         T *hidden_gates = at(a.hidden_gates, 0, 0, gate_size);
+        gate_bias.resize(a.x == nullptr ? 0 : gate_size);
+        if (a.x != nullptr && a.norm_ih == nullptr) {  // with layer norm they come after it
+            if (a.b_x != nullptr) add_scaled(gate_bias.data(), T(1), weight(a.b_x), gate_size);
+            if (!splits_gates) add_scaled(gate_bias.data(), T(1), weight(a.b_hidden), gate_size);
+        }
         if (a.max_memory > 0 && a.microstates == nullptr)  // a stream comes with its own
             for (int64_t row = first; row < first + rows; row++)
                 for (int64_t i = 0; i < a.places; i++)
@@ -267,12 +275,10 @@ template <typename T> class Pass {
                 std::fill(chain, chain + rows * n, T(0));
                 if (a.dc != nullptr) memset(at(a.dc, 0, first, n), 0, rows * n * sizeof(T));
             } else if (a.h_mask == nullptr) {
-                product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back, at(a.chain, 0, 0, n),
-                        n, reads_h);
+                product(n, gate_size, dh_gates_of(t, 0), gate_size, a.w_hidden_back, at(a.chain, 0, 0, n), n, reads_h);
             } else {
                 if (!reads_h) std::fill(chain, chain + rows * n, T(0));
-                product(n, gate_size, at(a.dhidden, t, 0, gate_size), gate_size, a.w_hidden_back,
-                        at(a.masked, 0, 0, n), n, false);
+                product(n, gate_size, dh_gates_of(t, 0), gate_size, a.w_hidden_back, at(a.masked, 0, 0, n), n, false);
                 const T *mask = weight(a.h_mask) + first * n, *dmasked = at(a.masked, 0, first, n);
                 for (int64_t j = 0; j < rows * n; j++) chain[j] += mask[j] * dmasked[j];
             }
@@ -337,14 +343,16 @@ template <typename T> class Pass {
     }
 
     // C (+)= A B for this thread's rows, or its columns where products are shared; A and C from the batch's first row.
-    // A factor that is not packed is never added to (see `multiply_unpacked`).
+    // The rows of a weight that is not packed are k_size apart, or as far as the last argument.
     void product(int64_t n_size, int64_t k_size, const T *left, int64_t left_stride, const void *packed, T *out,
-                 int64_t out_stride, bool accumulate) const {
+                 int64_t out_stride, bool accumulate, int64_t weight_stride = 0) const {
+        int64_t factor_stride = a.unpacked && weight_stride > 0 ? weight_stride : k_size;
         auto some = [&](int64_t m_size, int64_t n_size, const T *left, const T *factor, T *out) {
             if (a.unpacked)
-                multiply_unpacked<T>(m_size, n_size, k_size, left, left_stride, factor, out, out_stride);
+                multiply_unpacked<T>(m_size, n_size, k_size, left, left_stride, factor, factor_stride, out, out_stride,
+                                     accumulate);
             else
-                multiply<T>(m_size, n_size, k_size, left, left_stride, factor, out, out_stride, accumulate);
+                multiply(m_size, n_size, k_size, Plain<T>{left, left_stride}, weight(factor), out, out_stride, accumulate);
         };
         if (!a.shared) return some(rows, n_size, left + first * left_stride, weight(packed), out + first * out_stride);
         constexpr int64_t columns = Panel<T>::COLUMNS;
@@ -352,19 +360,16 @@ template <typename T> class Pass {
         int64_t from = panels * part / parts * columns;
         int64_t to = std::min(panels * (part + 1) / parts * columns, n_size);
         meet();
-        if (to > from) some(a.batch, to - from, left, weight(packed) + from * k_size, out + from);
+        if (to > from) some(a.batch, to - from, left, weight(packed) + from * factor_stride, out + from);
         meet();
     }
 
     // The inputs' part of the gates, with all biases that can be added to it.
     void input_forward(int64_t t) const {
         T *gates = of_step(a.gates, t, 0, gate_size);
-        bool has_bias = a.norm_ih == nullptr;  // with layer norm they come after it
-        product(gate_size, a.input_size, weight(a.x) + t * a.batch * a.input_size, a.input_size, a.w_x, gates, gate_size, false);
-        for (int64_t row = first; has_bias && row < first + rows; row++) {
-            if (a.b_x != nullptr) add_scaled(gates + row * gate_size, T(1), weight(a.b_x), gate_size);
-            if (!splits_gates) add_scaled(gates + row * gate_size, T(1), weight(a.b_hidden), gate_size);
-        }
+        for (int64_t row = first; row < first + rows; row++)
+            memcpy(gates + row * gate_size, gate_bias.data(), gate_size * sizeof(T));
+        product(gate_size, a.input_size, weight(a.x) + t * a.batch * a.input_size, a.input_size, a.w_x, gates, gate_size, true);
     }
 
     // What enters the recurrent product of step t, from the batch's first row on: the hidden states before it, masked
@@ -434,7 +439,7 @@ template <typename T> class Pass {
                           dh_hat,
                           at(a.dc, 0, row, n),
                           at(a.dgates, t, row, gate_size),
-                          at(a.dhidden, t, row, gate_size),
+                          dh_gates_of(t, row),
                           chain,
                           weight(a.norm_c_weight),
                           weight(a.norm_c_bias),
@@ -446,7 +451,16 @@ template <typename T> class Pass {
         visit(Cells{}, a.cell, [&](auto cell) { cell.backward(s); });
         if (a.db_ih != nullptr) add_scaled(at(a.db_ih, 0, row, gate_size), T(1), s.dgates, gate_size);
         if (a.db_hh != nullptr) add_scaled(at(a.db_hh, 0, row, gate_size), T(1), s.dh_gates, gate_size);
-        if (a.norm_ih != nullptr) normalise_gates_backward(t, row, s.dgates, s.dh_gates);
+        if (a.norm_ih != nullptr)
+            normalise_gates_backward(t, row, s.dgates, s.dh_gates);
+        else if (splits_gates)
+            memcpy(at(a.dhidden, t, row, n), s.dh_gates + gate_size - n, n * sizeof(T));
+    }
+
+    // A row of the gradient of h_gates; scratch where `dhidden` is that of the last gate alone.
+    T *dh_gates_of(int64_t t, int64_t row) const {
+        if (splits_gates && a.norm_ih == nullptr) return at(a.hidden_gates, 0, row, gate_size);
+        return at(a.dhidden, t, row, gate_size);
     }
 
     // The queries of a step, where they are vectors.
@@ -610,13 +624,9 @@ template <typename T> class Pass {
     void incorporate_forward(int64_t t) const {
         const T *h_hat = of_step(a.h_hat, t, first, n), *summary = at(a.summary, t, first, n);
         auto linear = [&](T *out) {
-            for (int64_t row = 0; row < rows; row++) {
-                T *joined = at(a.joined, 0, first + row, 2 * n);
-                memcpy(joined, h_hat + row * n, n * sizeof(T));
-                memcpy(joined + n, summary + row * n, n * sizeof(T));
-            }
-            product(n, 2 * n, at(a.joined, 0, 0, 2 * n), 2 * n, a.w_incorporate, out - first * n, n, false);
-            for (int64_t row = 0; row < rows; row++) add_scaled(out + row * n, T(1), weight(a.b_incorporate), n);
+            for (int64_t row = 0; row < rows; row++) memcpy(out + row * n, a.b_incorporate, n * sizeof(T));
+            product(n, n, of_step(a.h_hat, t, 0, n), n, a.w_incorporate, out - first * n, n, true, 2 * n);
+            product(n, n, at(a.summary, t, 0, n), n, a.w_summary, out - first * n, n, true, 2 * n);
         };
         IncorporationForward<T> s{rows * n, h_hat, summary, hidden(a.store, t, first), of_step(a.mapped, t, first, n)};
         visit(Incorporations{}, a.incorporation, [&](auto incorporation) { incorporation.forward(s, linear); });
@@ -629,13 +639,9 @@ template <typename T> class Pass {
         else
             memcpy(dsummary, at(a.dsummary, t, first, n), rows * n * sizeof(T));
         auto linear_backward = [&]() {
-            product(2 * n, n, at(a.dincorporated, t, 0, n), n, a.w_incorporate_back, at(a.joined, 0, 0, 2 * n), 2 * n,
-                    false);
-            for (int64_t row = 0; row < rows; row++) {
-                const T *djoined = at(a.joined, 0, first + row, 2 * n);
-                add_scaled(dh_hat + row * n, T(1), djoined, n);
-                add_scaled(dsummary + row * n, T(1), djoined + n, n);
-            }
+            const T *dlinear = at(a.dincorporated, t, 0, n);
+            product(n, n, dlinear, n, a.w_incorporate_back, at(a.dh_hat, 0, 0, n), n, true);
+            product(n, n, dlinear, n, a.w_summary_back, at(a.dsummary_now, 0, 0, n), n, true);
         };
         IncorporationBackward<T> s{rows * n, of_step(a.h_hat, t, first, n), at(a.summary, t, first, n),
                                    of_step(a.mapped, t, first, n), dh, dh_hat, dsummary, at(a.dincorporated, t, first, n)};
@@ -708,6 +714,16 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
     return 0;
 }
 
+// C [M, N] = A^T B, shared by the threads; see `multiply_transposed`.
+template <typename T>
+void outer(const T *a, int64_t a_stride, const T *b, T *c, int64_t m_size, int64_t n_size, int64_t k_size, int64_t threads) {
+    int64_t tiles = (m_size + ROWS - 1) / ROWS, parts = m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles);
+#pragma omp parallel for num_threads(parts) if (parts > 1)
+    for (int64_t part = 0; part < parts; part++)
+        multiply_transposed(tiles * part / parts * ROWS, std::min(tiles * (part + 1) / parts * ROWS, m_size), n_size,
+                            k_size, a, a_stride, b, c);
+}
+
 // What changes from step to step of a stream.
 struct Step {
     int64_t batch, slots, capacity, seen, threads, remembered;
@@ -746,7 +762,7 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     static thread_local std::vector<T> buffers;
     static thread_local std::vector<int32_t> selected;
     int64_t reads = s.batch * a.k_top, keys = s.batch * a.key_size;
-    buffers.resize(state_size * 10 + 2 * s.batch * gate_size + keys + 2 * reads + 2 * s.batch);
+    buffers.resize(state_size * 8 + 2 * s.batch * gate_size + keys + 2 * reads + 2 * s.batch);
     selected.resize(reads);
     T *free = buffers.data();
     auto take = [&](int64_t size) { return std::exchange(free, free + size); };
@@ -755,7 +771,7 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     if (s.c != nullptr) memcpy(c, s.c, state_size * sizeof(T));
     a.store = store, a.c = c, a.gates = take(s.batch * gate_size), a.hidden_gates = take(s.batch * gate_size);
     a.hidden_new = take(state_size), a.h_hat = take(state_size), a.summary = take(state_size);
-    a.mapped = take(state_size), a.joined = take(2 * state_size), a.query = take(keys);
+    a.mapped = take(state_size), a.query = take(keys);
     a.weights = take(reads), a.scores = take(reads), a.norms = take(s.batch), a.query_scale = take(s.batch);
     a.selected = selected.data();
     run<T>(a, true);
@@ -810,8 +826,13 @@ void make_blocks(const T *keys, int64_t rows, int64_t used, int64_t slots, int64
 
 #define EXPORT(TYPE)                                                                                                   \
     extern "C" int64_t sab_columns_##TYPE() { return Panel<TYPE>::COLUMNS; }                                           \
-    extern "C" void sab_pack_##TYPE(const TYPE *b, int64_t k_size, int64_t n_size, bool transposed, TYPE *packed) {    \
-        pack(b, k_size, n_size, transposed, packed);                                                                   \
+    extern "C" void sab_pack_##TYPE(const TYPE *b, int64_t stride, int64_t k_size, int64_t n_size, bool transposed,     \
+                                    TYPE *packed) {                                                                    \
+        pack(b, stride, k_size, n_size, transposed, packed);                                                           \
+    }                                                                                                                  \
+    extern "C" void sab_outer_##TYPE(const TYPE *a, int64_t a_stride, const TYPE *b, TYPE *c, int64_t m_size,            \
+                                     int64_t n_size, int64_t k_size, int64_t threads) {                               \
+        outer(a, a_stride, b, c, m_size, n_size, k_size, threads);                                                     \
     }                                                                                                                  \
     extern "C" int64_t sab_forward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, true); }          \
     extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }         \

@@ -63,36 +63,51 @@ template <typename T> void transpose_square(const T *b, int64_t b_stride, T *out
     for (int i = 0; i < lanes; i++) *reinterpret_cast<Vector *>(out + i * out_stride) = rows[i];
 }
 
-// B [K, N] (or its transpose) in panels of COLUMNS columns, [panel, K, COLUMNS]; the last one is as many vectors wide as
-// its columns need and filled up with zeros.
-template <typename T> void pack(const T *b, int64_t k_size, int64_t n_size, bool transposed, T *packed) {
+// B [K, N] (or its transpose), whose rows are `stride` apart, in panels of COLUMNS columns, [panel, K, COLUMNS]; the last
+// one is as many vectors wide as its columns need and filled up with zeros.
+template <typename T>
+void pack(const T *b, int64_t stride, int64_t k_size, int64_t n_size, bool transposed, T *packed) {
     constexpr int64_t columns = Panel<T>::COLUMNS, lanes = Panel<T>::LANES;
     for (int64_t first = 0; first < n_size; first += columns, packed += columns * k_size) {
         int64_t used = std::min(columns, n_size - first), width = (used + lanes - 1) / lanes * lanes;
         if (used < width) std::fill(packed, packed + width * k_size, T(0));
         if (!transposed) {
             for (int64_t k = 0; k < k_size; k++)
-                memcpy(packed + k * width, b + k * n_size + first, used * sizeof(T));
+                memcpy(packed + k * width, b + k * stride + first, used * sizeof(T));
             continue;
         }
         for (int64_t j = 0; j < used; j += lanes)
             for (int64_t k = 0; k < k_size; k += lanes) {
-                const T *from = b + (first + j) * k_size + k;
+                const T *from = b + (first + j) * stride + k;
                 T *to = packed + k * width + j;
                 if (j + lanes <= used && k + lanes <= k_size) {
-                    transpose_square(from, k_size, to, width);
+                    transpose_square(from, stride, to, width);
                     continue;
                 }
                 for (int64_t row = 0; row < std::min(lanes, used - j); row++)
-                    for (int64_t i = 0; i < std::min(lanes, k_size - k); i++) to[i * width + row] = from[row * k_size + i];
+                    for (int64_t i = 0; i < std::min(lanes, k_size - k); i++) to[i * width + row] = from[row * stride + i];
             }
     }
 }
 
+// The left factor A of a product as it is, and ROWS rows of one that are packed, [K, ROWS].
+template <typename T> struct Plain {
+    const T *at;
+    int64_t stride;
+
+    T entry(int64_t row, int64_t k) const { return at[row * stride + k]; }
+    Plain from(int64_t row) const { return {at + row * stride, stride}; }
+};
+template <typename T> struct Tile {
+    const T *at;
+
+    T entry(int64_t row, int64_t k) const { return at[k * ROWS + row]; }
+    Tile from(int64_t row) const { return {at + row}; }
+};
+
 // Some rows of C (+)= A B for a panel of B that is `vectors` wide.
-template <typename T, int rows, int vectors>
-void multiply_block(const T *a, int64_t a_stride, const T *panel, int64_t k_size, T *c, int64_t c_stride,
-                    int64_t columns, bool accumulate) {
+template <typename T, int rows, int vectors, typename Left>
+void multiply_block(Left a, const T *panel, int64_t k_size, T *c, int64_t c_stride, int64_t columns, bool accumulate) {
     using Vector = typename Panel<T>::Vector;
     constexpr int width = vectors * Panel<T>::LANES;
     Vector sums[rows][vectors] = {};
@@ -101,7 +116,7 @@ void multiply_block(const T *a, int64_t a_stride, const T *panel, int64_t k_size
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++)
 #pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++) sums[row][j] += a[row * a_stride + k] * b[j];
+            for (int j = 0; j < vectors; j++) sums[row][j] += a.entry(row, k) * b[j];
     }
     if (columns == width) {
 #pragma GCC unroll 8
@@ -120,17 +135,16 @@ void multiply_block(const T *a, int64_t a_stride, const T *panel, int64_t k_size
 }
 
 // The same for all m rows of A, or where m is less than `rows` for those.
-template <typename T, int rows, int vectors>
-void multiply_rows(int64_t m, const T *a, int64_t a_stride, const T *panel, int64_t k_size, T *c, int64_t c_stride,
-                   int64_t columns, bool accumulate) {
+template <typename T, int rows, int vectors, typename Left>
+void multiply_rows(int64_t m, Left a, const T *panel, int64_t k_size, T *c, int64_t c_stride, int64_t columns,
+                   bool accumulate) {
     int64_t row = 0;
     for (; row + rows <= m; row += rows)
-        multiply_block<T, rows, vectors>(a + row * a_stride, a_stride, panel, k_size, c + row * c_stride, c_stride,
-                                         columns, accumulate);
+        multiply_block<T, rows, vectors>(a.from(row), panel, k_size, c + row * c_stride, c_stride, columns, accumulate);
     if constexpr (rows > 1)
         if (row < m)
-            multiply_rows<T, rows - 1, vectors>(m - row, a + row * a_stride, a_stride, panel, k_size,
-                                                c + row * c_stride, c_stride, columns, accumulate);
+            multiply_rows<T, rows - 1, vectors>(m - row, a.from(row), panel, k_size, c + row * c_stride, c_stride,
+                                                columns, accumulate);
 }
 
 // The same for a panel of any width up to `vectors`.
@@ -143,16 +157,48 @@ void multiply_panel(int64_t width, int64_t m, const Rest &...rest) {
 }
 
 // C [M, N] (+)= A [M, K] B [K, N], B packed.
-template <typename T>
-void multiply(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride, const void *packed, T *c,
-              int64_t c_stride, bool accumulate) {
+template <typename T, typename Left>
+void multiply(int64_t m_size, int64_t n_size, int64_t k_size, Left a, const void *packed, T *c, int64_t c_stride,
+              bool accumulate) {
     constexpr int64_t columns = Panel<T>::COLUMNS, lanes = Panel<T>::LANES;
     const T *panel = static_cast<const T *>(packed);
     for (int64_t first = 0; first < n_size; first += columns, panel += columns * k_size) {
         int64_t used = std::min(columns, n_size - first);
-        multiply_panel<T, VECTORS>((used + lanes - 1) / lanes * lanes, m_size, a, a_stride, panel, k_size, c + first,
-                                   c_stride, used, accumulate);
+        multiply_panel<T, VECTORS>((used + lanes - 1) / lanes * lanes, m_size, a, panel, k_size, c + first, c_stride,
+                                   used, accumulate);
     }
+}
+
+// Rows `first` to `last` of C [M, N] = A^T B for A [K, M], whose rows are `a_stride` apart, and B [K, N], as gradients of
+// weights are: K is large. Pieces of both factors are packed on the way, so that they stay in the core's cache.
+template <typename T>
+void multiply_transposed(int64_t first, int64_t last, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride,
+                         const T *b, T *c) {
+    constexpr int64_t depth = 256, width = 5 * Panel<T>::COLUMNS, height = 8 * ROWS;
+    static thread_local std::vector<T> left, right;
+    left.resize(height * depth), right.resize(depth * width);
+    if (k_size == 0) std::fill(c + first * n_size, c + last * n_size, T(0));
+    for (int64_t j = 0; j < n_size; j += width)
+        for (int64_t k = 0; k < k_size; k += depth) {
+            int64_t deep = std::min(depth, k_size - k), wide = std::min(width, n_size - j);
+            pack(b + k * n_size + j, n_size, deep, wide, false, right.data());
+            for (int64_t row = first; row < last; row += height) {
+                int64_t high = std::min<int64_t>(height, last - row);
+                for (int64_t i = 0; i < deep; i++) {
+                    const T *from = a + (k + i) * a_stride + row;
+                    for (int64_t tile = 0; tile < high; tile += ROWS) {
+                        T *to = &left[tile * depth + i * ROWS];
+                        if (tile + ROWS <= high)
+                            memcpy(to, from + tile, ROWS * sizeof(T));  // of a size that is known
+                        else
+                            memcpy(to, from + tile, (high - tile) * sizeof(T));
+                    }
+                }
+                for (int64_t tile = 0; tile < high; tile += ROWS)
+                    multiply(std::min<int64_t>(ROWS, high - tile), wide, deep, Tile<T>{&left[tile * depth]},
+                             right.data(), c + (row + tile) * n_size + j, n_size, k > 0);
+            }
+        }
 }
 
 // The sum of each of `count` vectors, as many as there are lanes, in their order.
@@ -168,8 +214,9 @@ template <typename T, int count> typename Panel<T>::Vector sums_of(typename Pane
     }
 }
 
-// The inner products of a [K] with as many rows as a vector has lanes, of which the first n_size go to c.
-template <typename T> void multiply_vector(const T *a, const T *const *rows, int64_t k_size, T *c, int64_t n_size) {
+// The inner products of a [K] with as many rows as a vector has lanes, of which the first n_size go to c or are added.
+template <typename T>
+void multiply_vector(const T *a, const T *const *rows, int64_t k_size, T *c, int64_t n_size, bool accumulate = false) {
     using Vector = typename Panel<T>::Vector;
     constexpr int lanes = Panel<T>::LANES;
     Vector sums[lanes] = {};
@@ -184,21 +231,22 @@ template <typename T> void multiply_vector(const T *a, const T *const *rows, int
     memcpy(values, &totals, sizeof values);
     for (; k < k_size; k++)
         for (int j = 0; j < lanes; j++) values[j] += a[k] * rows[j][k];
+    for (int64_t j = 0; accumulate && j < n_size; j++) values[j] += c[j];
     memcpy(c, values, n_size * sizeof(T));
 }
 
-// C [M, N] = A [M, K] W [N, K]^T, with W as it is: packed on the way, or for a row or two not at all.
+// C [M, N] (+)= A [M, K] W [N, K]^T, with W as it is: packed on the way, or for a row or two not at all.
 template <typename T>
 void multiply_unpacked(int64_t m_size, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride, const T *weight,
-                       T *c, int64_t c_stride) {
+                       int64_t w_stride, T *c, int64_t c_stride, bool accumulate) {
     constexpr int64_t lanes = Panel<T>::LANES, columns = Panel<T>::COLUMNS;
     if (m_size <= 2) {
         const T *rows[lanes];
         for (int64_t first = 0; first < n_size; first += lanes) {
-            for (int64_t j = 0; j < lanes; j++) rows[j] = weight + std::min(first + j, n_size - 1) * k_size;
+            for (int64_t j = 0; j < lanes; j++) rows[j] = weight + std::min(first + j, n_size - 1) * w_stride;
             for (int64_t row = 0; row < m_size; row++)
                 multiply_vector(a + row * a_stride, rows, k_size, c + row * c_stride + first,
-                                std::min(lanes, n_size - first));
+                                std::min(lanes, n_size - first), accumulate);
         }
         return;
     }
@@ -206,7 +254,7 @@ void multiply_unpacked(int64_t m_size, int64_t n_size, int64_t k_size, const T *
     panel.resize(columns * k_size);
     for (int64_t first = 0; first < n_size; first += columns) {
         int64_t used = std::min(columns, n_size - first);
-        pack(weight + first * k_size, k_size, used, true, panel.data());
-        multiply(m_size, used, k_size, a, a_stride, panel.data(), c + first, c_stride, false);
+        pack(weight + first * w_stride, w_stride, k_size, used, true, panel.data());
+        multiply(m_size, used, k_size, Plain<T>{a, a_stride}, panel.data(), c + first, c_stride, accumulate);
     }
 }

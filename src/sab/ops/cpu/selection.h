@@ -132,8 +132,9 @@ class Candidates {
 // Selects for the rows of a pass, one at a time.
 template <typename T> class Selector {
     // Of the thread, from pass to pass: with a million slots, fresh memory takes longer than a step of a stream.
-    static inline thread_local Candidates candidates;
+    static inline thread_local Candidates of_thread;
     static inline thread_local std::vector<T> room;
+    Candidates &candidates;
     std::vector<T> of_blocks;  // the scores of the blocks that are read, and below which ones these are
     std::vector<int32_t> read;
 
@@ -142,7 +143,7 @@ template <typename T> class Selector {
     Blocks<T> blocks;      // the same
     std::vector<T> &scores;  // of all slots of the present row; `select` may change them unless it is told to keep them
 
-    explicit Selector(int64_t slots) : scores(room) {
+    explicit Selector(int64_t slots) : candidates(of_thread), scores(room) {
         if (static_cast<int64_t>(room.size()) < slots) room.resize(slots + slots / 4);
     }
 
@@ -170,7 +171,7 @@ template <typename T> class Selector {
             candidates.choose(scores.data(), best);
             return candidates.count;
         }
-        multiply_unpacked(1, used, d, query, d, keys, scores.data(), used);
+        multiply_unpacked(1, used, d, query, d, keys, d, scores.data(), used, false);
         select(used, best, keeps_scores);
         return used;
     }
@@ -193,7 +194,7 @@ template <typename T> class Selector {
         int64_t total = 0;
         for (int64_t block : read) {
             int64_t count = std::min(size, used - block * size);
-            multiply_unpacked(1, count, d, query, d, keys + block * size * d, &scores[total], count);
+            multiply_unpacked(1, count, d, query, d, keys + block * size * d, d, &scores[total], count, false);
             total += count;
         }
         select(total, best, false);

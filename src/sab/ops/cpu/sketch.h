@@ -140,7 +140,8 @@ template <typename T> class Sketches {
     using Facts = typename Sketch<T>::Facts;
     std::vector<uint16_t> own_codes;
     std::vector<float> own_scales;
-    static inline thread_local std::vector<float> rough;  // of the thread, as the buffers of a Selector
+    static inline thread_local std::vector<float> of_thread;  // as the buffers of a Selector
+    std::vector<float> &rough = of_thread;
     std::vector<Facts> own_facts;
     uint16_t *codes = nullptr;
     float *scales = nullptr;

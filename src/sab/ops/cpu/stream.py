@@ -263,6 +263,7 @@ class Stepper:
             w_query=scorer.w_query,
             w_memory=scorer.w_memory,
             w_incorporate=weights.incorporate_weight,
+            w_summary=None if weights.incorporate_weight is None else weights.incorporate_weight[:, self.n :],
             b_incorporate=weights.incorporate_bias,
         )
         self._kept_alive = arguments, nothing

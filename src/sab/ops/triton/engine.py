@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,7 @@ from sab.parts import registry
 from sab.parts.scorers import NumberFunctions, Scorer, VectorFunctions
 
 SUMS_BIASES = False
+LAST_GATE_ALONE = False
 LARGEST_SMALL = 128
 """The largest hidden and attention size at which one program takes a row through all the steps."""
 LARGEST_K_TOP = 64
@@ -112,9 +113,9 @@ def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, 
     return Prepared(input_gates(given, parameters, options), packed)
 
 
-def overwrites_gates(plan: Plan) -> bool:
-    """Whether the backward loop may find `dgates` in the place of `gates`."""
-    return not _is_small(plan)
+def overwrites(plan: Plan) -> Collection[str]:
+    """The gates, with large hidden sizes."""
+    return () if _is_small(plan) else ("gates",)
 
 
 def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges, inputs: Inputs | None = None) -> None:
