@@ -92,6 +92,14 @@ MODE_NAMES = {
     "compact": "k_top, `layer.compact(state)`",
     "index": "all, through an index",
 }
+DRAWN = (
+    ("copying", "all"),
+    ("copying", "index"),
+    ("copying", "distinct"),
+    ("copying", "most_read"),
+    ("affine", "compact"),
+)
+"""The models and modes in the figure."""
 LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -290,9 +298,10 @@ def figure(records: Sequence[dict[str, Any]]) -> Figure:
     """Time a step and resident memory against the steps of a stream."""
     drawn = Figure(figsize=(10, 4.2), layout="constrained")
     panels = drawn.subplots(1, 2)
-    for colour, one in zip(COLOURS, _longest(records), strict=False):
+    lines = [one for one in _longest(records) if (one["model"], one["mode"]) in DRAWN]
+    for colour, one in zip(COLOURS, lines, strict=False):
         steps, spent, held = zip(*one["points"], strict=True)
-        name = f"{one['model']}: {'32' if one['model'] == 'bounded' else one['mode']}"
+        name = f"{one['model']}: {one['mode']}"
         panels[0].plot(steps, spent, color=colour, marker="o", linewidth=2, label=name)
         panels[1].plot(steps, [value / 2**20 for value in held], color=colour, marker="o", linewidth=2, label=name)
     for axes, label in zip(panels, ("CPU time of a step, µs", "memory of the process, MB"), strict=True):

@@ -25,7 +25,7 @@ from tools import floors
 from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
 
 PICTURE = "time-of-a-step.png"
-IN_SHORT = ("A", "n-512", "C", "E-4000", "H-200", "stream-cell")
+IN_SHORT = ("A", "n-512", "C", "E-4000", "F", "H-200", "stream-cell")
 """The cases that the README shows."""
 IN_A_SENTENCE = ("index.md", "performance.md", "when.md")
 """The pages of docs/ that have the costs of a training step in a sentence."""
