@@ -97,10 +97,10 @@ def test_every_block_is_of_a_kind_that_is_tested(page: Path) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """About two screens: one table of evidence, one of costs, one of links."""
+    """About two screens: one table of evidence, one of costs."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"^\|[ -]+\|[ |-]+$", text, re.MULTILINE)) == 3
-    assert len(text.splitlines()) <= 100
+    assert len(re.findall(r"^\|[ -]+\|[ |-]+$", text, re.MULTILINE)) == 2
+    assert len(text.splitlines()) <= 90
 
 
 @pytest.mark.parametrize("page", having("python"), ids=ids)

@@ -39,7 +39,7 @@ def page_part(records: Sequence[Record], costs: Sequence[Record]) -> str:
         *_overview("Online credit: medians on test data", small, records),
         *_streams(costs),
         *(part for problem in (*matched, *small) for part in _section(problem, records, costs)),
-        about(records, _is_stale) if records else "Nothing has been run yet.",
+        about(records, _is_stale) if records else "No method has been trained yet.",
     ]
     return "\n\n".join(parts)
 
@@ -138,7 +138,14 @@ def _streams(costs: Sequence[Record]) -> list[str]:
         lines.append([contender.title, f"{stream['microseconds']:,.0f}", _size(stream["bytes"]), kind])
     header = ["method", "µs a step", "MiB of state", "state"]
     heading = f"### Streaming inference: a step after {measured.LENGTH:,} steps, batch 1, models of {title(problem)}"
-    return [heading, markdown(header, lines)]
+    return [heading, markdown(header, lines), *_measured_on(costs)]
+
+
+def _measured_on(costs: Sequence[Record]) -> list[str]:
+    """Where the costs on the page were measured."""
+    places = {f"{one['device']}, {one['threads']} thread{'s' * (one['threads'] > 1)}": None for one in costs}
+    commits = {str(one["commit"])[:12]: None for one in costs}
+    return [f"Costs were measured on {'; '.join(places)}; commit {', '.join(commits)}."] if costs else []
 
 
 def _is_stale(record: Record) -> bool:
