@@ -143,9 +143,12 @@ def _streams(costs: Sequence[Record]) -> list[str]:
 
 def _measured_on(costs: Sequence[Record]) -> list[str]:
     """Where the costs on the page were measured."""
-    places = {f"{one['device']}, {one['threads']} thread{'s' * (one['threads'] > 1)}": None for one in costs}
-    commits = {str(one["commit"])[:12]: None for one in costs}
-    return [f"Costs were measured on {'; '.join(places)}; commit {', '.join(commits)}."] if costs else []
+    places: dict[str, None] = {}
+    for one in costs:
+        threads = f", torch threads: {one['threads']}" if one["device"].startswith("cpu") else ""
+        commit = "" if one["commit"] is None else f", commit {one['commit'][:12]}"
+        places[f"{one['device']}{threads}{commit}"] = None
+    return [f"Costs were measured on {'; '.join(places)}."] if costs else []
 
 
 def _is_stale(record: Record) -> bool:

@@ -219,7 +219,7 @@ def test_the_state_of_a_stream_is_that_of_its_steps() -> None:
 
 def test_an_empty_page_says_that_nothing_was_run() -> None:
     page = page_part([], [])
-    assert page.endswith("Nothing has been run yet.")
+    assert page.endswith("No method has been trained yet.")
     assert "| SAB, LSTM | not run |" in page
     assert "![" not in page
     assert figures([], []) == {}

@@ -69,7 +69,8 @@ def rival_record(
 def rival_cost(problem: str, name: str, milliseconds: float = 2.5, **entries: Any) -> dict[str, Any]:
     """A record of a rival's costs."""
     made = {"problem": problem, "contender": name, "hidden_size": 8, "parameters": 900, "train_bytes": 3 * 2**20}
-    made |= {"update_milliseconds": milliseconds, "stream": None, "device": "cpu", "versions": {"torch": "2.11"}}
+    made |= {"update_milliseconds": milliseconds, "stream": None, "device": "cpu", "threads": 1}
+    made |= {"versions": {"torch": "2.11"}}
     return {**made, "commit": None, "date": "2026-01-02T03:04:05+00:00", **entries}
 
 
