@@ -142,11 +142,21 @@ def copied(tensors: Any, **types: torch.dtype) -> Any:
     return tensors._replace(**own)
 
 
+def run_on_cpu(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> Work:
+    """Run both loops on the CPU, and return the work with the whole of `dhidden`, of which they leave the last gate."""
+    cpu.run_forward(plan, weights, buffers)
+    if work.dhidden is work.dgates:
+        cpu.backward(plan, weights, buffers, work)
+        return work
+    last = torch.full((plan.steps, plan.batch, plan.n), torch.nan, dtype=work.dgates.dtype)
+    cpu.backward(plan, weights, buffers, work._replace(dhidden=last))
+    return work._replace(dhidden=torch.cat([work.dgates[..., : -plan.n], last], -1))
+
+
 def compare(plan: Plan, lengths: Tensor | None, scale: float = 1.0) -> None:
     weights, buffers, work = buffers_of(plan, lengths, scale)
     own_buffers, own_work = copied(buffers), copied(work)
-    cpu.run_forward(plan, weights, buffers)
-    cpu.backward(plan, weights, buffers, work)
+    work = run_on_cpu(plan, weights, buffers, work)
     large.forward(plan, weights, own_buffers)
     large.backward(plan, weights, own_buffers, own_work)
     unread = {"lengths", "dsummary", "dweights"} | ({"norms"} if plan.config.weighting != "relu_norm" else set())
@@ -362,8 +372,7 @@ def test_half_precision_factors(cell: str, scorer: str, incorporate: str) -> Non
     weights, buffers, work = buffers_of(plan, None)
     halves = dict.fromkeys(("gates", "hidden_new", "keys", "dgates", "dhidden"), torch.float16)
     own_buffers, own_work = (copied(tensors, others=torch.float32, **halves) for tensors in (buffers, work))
-    cpu.run_forward(plan, weights, buffers)
-    cpu.backward(plan, weights, buffers, work)
+    work = run_on_cpu(plan, weights, buffers, work)
     halved: list[Any] = [None if weight is None else weight.half() for weight in weights]
     large.forward(plan, Weights(*halved), own_buffers)
     large.backward(plan, Weights(*halved), own_buffers, own_work)
@@ -415,8 +424,7 @@ def test_tf32_factors(cell: str, scorer: str, incorporate: str) -> None:
         return {**own_buffers._asdict(), **own_work._asdict()}
 
     full, rounded = run(tf32=False), run(tf32=True)
-    cpu.run_forward(plan, weights, buffers)
-    cpu.backward(plan, weights, buffers, work)
+    work = run_on_cpu(plan, weights, buffers, work)
     for name in ("store", "keys", "dkeys", "dgates", "dquery"):
         whole = {**buffers._asdict(), **work._asdict()}[name]
         assert (full[name].double() - whole).norm() < 1e-5 * whole.norm(), name
