@@ -199,9 +199,9 @@ def test_distinct_keeps_the_newest_and_covers_the_others(case: Case, count: int)
 
 @pytest.mark.parametrize("cls", [sab.SABLSTM, sab.SABGRU])
 def test_distinct_keeps_what_stood_out_long_ago(cls: Any) -> None:
-    layer = cls(2, 3, k_att=1)
+    layer = cls(2, 16, k_att=1)
     x = torch.zeros(200, 2)
-    x[20] = x[60] = torch.tensor([9.0, -9.0])
+    x[20], x[60] = torch.tensor([[9.0, -9.0], [-9.0, 9.0]])
     with torch.no_grad():
         output, state = layer(x)
     state = state if isinstance(state, sab.SABState) else state.state
