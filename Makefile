@@ -58,7 +58,7 @@ options: $(READY)
 performance: $(READY)
 	$(BIN)/python -m tools.performance
 
-# The tables and figures of docs/results.md, drop-in.md, rivals.md and the README, from the records that are kept.
+# The tables and figures of the pages of results, drop-in.md, rivals.md and the README, from the records that are kept.
 results: $(READY)
 	$(BIN)/python -m tools.results
 

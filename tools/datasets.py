@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sab.lab.experiments.recipe import OURS
-from sab.lab.experiments.records import Record
 from sab.lab.experiments.settings import PAPERS, Setting
-from sab.lab.experiments.tables import Row
 from sab.lab.report.numbers import NONE, ByRow, label, measures
-from sab.lab.report.tables import CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading, title
+from sab.lab.report.tables import CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
-
-CLIPPING = "clipping.png"
-"""The file of the figure; those of the learning curves are `curves_of`."""
 
 LATER = {PERMUTED: "LSTM 90.3, Transformer 97.9", CIFAR10: "LSTM 58.3, Transformer 62.2"}
 """The tables of the authors' later paper (arXiv 1809.03702), with its accuracies as far as they are remembered."""
@@ -22,28 +17,11 @@ LATER = {PERMUTED: "LSTM 90.3, Transformer 97.9", CIFAR10: "LSTM 58.3, Transform
 
 def tables(by_row: ByRow) -> list[str]:
     """The paper's tables."""
-    parts = [
-        "### How ptb, text8 and mnist are trained",
-        "Epochs are those that a row is trained for at most; validation data are read after each. The learning rate "
-        "falls along a line to a fiftieth from that share of them on.",
-        settings_table(),
-    ]
+    parts: list[str] = []
     for section in PAPERS_TABLES:
         rows = section.rows
-        parts += [f"### {heading(rows, by_row)}", _command(section), _unit(section.task), table(rows, by_row)]
-        if drawn_rows(section, by_row):
-            parts.append(f"![Learning curves of {title(rows, by_row)}](images/{curves_of(section.task)})")
+        parts += [f"## {heading(rows, by_row)}", _command(section), _unit(section.task), table(rows, by_row)]
     return parts
-
-
-def curves_of(task: str) -> str:
-    """The file of a task's learning curves."""
-    return f"{task}.png"
-
-
-def drawn_rows(section: Section, by_row: ByRow) -> list[Row]:
-    """The rows that there is a learning curve of."""
-    return [row for row in section.rows if any(record["history"] for record in by_row.get(row.id, []))]
 
 
 def settings_table() -> str:
@@ -83,13 +61,10 @@ def beyond(by_row: ByRow) -> list[str]:
     parts: list[str] = []
     for section, recalled in LATER.items():
         note = f"The later paper's numbers could not be verified, so the table has none. As recalled: {recalled}."
-        parts += [f"### The later paper: {heading(section.rows, by_row)}", _command(section), note]
+        parts += [f"## The later paper: {heading(section.rows, by_row)}", _command(section), note]
         parts.append(table(section.rows, by_row))
-    parts += ["### Beyond the paper: other cells", *_several(CELLS, by_row)]
-    parts += ["### Beyond the paper: with and without clipping", *_several(UNCLIPPED, by_row)]
-    if clipping_pairs(by_row):
-        text = "Gradient norms before clipping, with it and without it"
-        parts += [f"![{text}](images/{CLIPPING})", f"{text}: the largest and the mean since the last evaluation."]
+    parts += ["## Beyond the paper: other cells", *_several(CELLS, by_row)]
+    parts += ["## Beyond the paper: with and without clipping", *_several(UNCLIPPED, by_row)]
     return parts
 
 
@@ -103,13 +78,3 @@ def _several(sections: Iterable[Section], by_row: ByRow) -> list[str]:
         for section in sections
         for part in (f"{heading(section.rows, by_row)}:", _command(section), table(section.rows, by_row))
     ]
-
-
-def clipping_pairs(by_row: ByRow) -> dict[str, tuple[Record, Record]]:
-    """For each task whose two rows were both run a record of either, with clipping and without, by a title."""
-    pairs: dict[str, tuple[Record, Record]] = {}
-    for section in UNCLIPPED:
-        clipped, unclipped = (by_row.get(row.id) for row in section.rows)
-        if clipped and unclipped:
-            pairs[heading(section.rows, by_row)] = clipped[0], unclipped[0]
-    return pairs

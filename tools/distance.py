@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sab.lab.experiments.tables import Row
-from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, footnotes, mark, measures, median_of, show
+from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, measures, median_of, notes_on, show
 from sab.lab.tasks import TASKS
 from tools.pages import markdown
 from tools.summary import tables
 
 HEADER = ["task", "truncated", "SAB", "full BPTT", "closed here", "closed in the paper"]
 NOTE = (
-    "*Closed* is (SAB − truncated) / (full − truncated), from medians on test data of LSTMs of one size in our "
-    "training, cut as often as SAB, which has more parameters; more than 100 % is better than full backpropagation, a "
-    "small distance makes the share uncertain, and the paper's share is from its own numbers, with its best truncated "
-    "LSTM where it has none that is cut as often."
+    "*Closed* is (SAB − truncated) / (full − truncated), from medians on test data in our training. The LSTMs have "
+    "SAB's hidden size but fewer parameters; the truncated one is cut as often as SAB. More than 100 % is better than "
+    "full backpropagation; a small distance makes the share uncertain. The paper's share is from its own numbers, with "
+    "its best truncated LSTM where none is cut as often."
 )
 MOST = 999
 """Per cent; a larger share tells that the distance is next to nothing."""
@@ -23,10 +23,8 @@ MOST = 999
 
 def part(by_row: ByRow) -> str:
     """The table, a line for each of the paper's tables and each way that it is judged by, with its notes."""
-    compared = [(title, rows, _compared(rows)) for title, rows in tables(by_row)]
-    lines = [line for title, rows, three in compared for line in _lines(title, rows, three, by_row)]
-    shown = [row for _, _, three in compared for row in three if row is not None]
-    return "\n\n".join([markdown(HEADER, lines), NOTE, *footnotes(shown, by_row)])
+    lines = [line for title, rows in tables(by_row) for line in _lines(title, rows, _compared(rows), by_row)]
+    return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines)])}"
 
 
 def _compared(rows: Sequence[Row]) -> tuple[Row | None, Row, Row | None]:

@@ -1,4 +1,4 @@
-"""The figures of docs/results.md, from records."""
+"""The figures of docs/results.md and its appendix, from records."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from sab.lab.experiments.records import Record
-from sab.lab.experiments.tables import Row
+from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.report.figures import draw_clip, draw_norms
 from sab.lab.report.numbers import ByRow, method_name
 from sab.lab.report.page.plots import Curve, band
-from sab.lab.report.tables import PAPERS_TABLES, title
+from sab.lab.report.tables import PAPERS_TABLES, UNCLIPPED, heading, title
 from sab.lab.tasks import TASKS, Headline
 from sab.plot.drawing import (
     COLOURS,
@@ -33,8 +33,14 @@ from sab.plot.drawing import (
     weight_bar,
 )
 from sab.plot.drawing import METHODS as METHOD_COLOURS
-from tools import datasets, synthetic
 
+CURVE_ROWS = {
+    "SAB, k_trunc = k_top = 5": "copying-300-sab-5-5-ours",
+    "SAB, k_trunc = k_top = 10": "copying-300-sab-10-10-ours",
+    "LSTM, full BPTT": "copying-300-bptt",
+    "LSTM, TBPTT 20": "copying-300-tbptt-20",
+}
+ATTENTION_ROW = next(row.id for row in ROWS.values() if row.moments)
 DASHES = ("-", "--", ":", "-.")
 """Lines of one method differ in these."""
 
@@ -186,18 +192,30 @@ def clipping(pairs: Mapping[str, tuple[Record, Record]]) -> Figure:
 
 
 def of_results(by_row: ByRow) -> dict[str, Figure]:
-    """Every figure of the results' page that there are records for, by its file."""
+    """Every figure that there are records for, by its file."""
     drawn: dict[str, Figure] = {}
-    groups = {label: by_row[row] for label, row in synthetic.CURVE_ROWS.items() if row in by_row}
+    groups = {label: by_row[row] for label, row in CURVE_ROWS.items() if row in by_row}
     if groups:
-        drawn[synthetic.CURVES] = seeds_over_time(groups, TASKS["copying"].headline)
-    record = synthetic.attention_record(by_row)
-    if record is not None:
-        drawn[synthetic.ATTENTION] = attention_moments(record)
+        drawn["copying-300.png"] = seeds_over_time(groups, TASKS["copying"].headline)
+    for record in by_row.get(ATTENTION_ROW, []):
+        if record.get("attention", {}).get("moments"):
+            drawn["attention-during-training.png"] = attention_moments(record)
+            break
     for section in PAPERS_TABLES:
-        if rows := datasets.drawn_rows(section, by_row):
-            drawn[datasets.curves_of(section.task)] = validation_curves(rows, by_row)
-    pairs = datasets.clipping_pairs(by_row)
+        rows = [row for row in section.rows if any(record["history"] for record in by_row.get(row.id, []))]
+        if rows:
+            drawn[f"{section.task}.png"] = validation_curves(rows, by_row)
+    pairs = _clipping_pairs(by_row)
     if pairs:
-        drawn[datasets.CLIPPING] = clipping(pairs)
+        drawn["clipping.png"] = clipping(pairs)
     return drawn
+
+
+def _clipping_pairs(by_row: ByRow) -> dict[str, tuple[Record, Record]]:
+    """For each task whose two rows were both run a record of either, with clipping and without, by a title."""
+    pairs: dict[str, tuple[Record, Record]] = {}
+    for section in UNCLIPPED:
+        clipped, unclipped = (by_row.get(row.id) for row in section.rows)
+        if clipped and unclipped:
+            pairs[heading(section.rows, by_row)] = clipped[0], unclipped[0]
+    return pairs

@@ -13,6 +13,8 @@ from sab.lab.report.tables import NAMES, VERDICT, table_cells
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
+KEYS = ("T", "method", "reading", "k_trunc", "k_top", "k_att", "cell", "clip")
+"""The columns of a table that its rows are known by."""
 
 
 def replace_part(page: Path, name: str, part: str) -> None:
@@ -35,27 +37,32 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table(rows: Sequence[Row], by_row: ByRow) -> str:
-    """A table of rows in Markdown: the columns that fit a page, and folded below them all there are.
+    """A table of rows in Markdown: the columns that a reader looks for, and folded below them the others.
 
     Notes on records that are not of the rows as they are now come last.
     """
     header, lines = table_cells(rows, by_row)
     cells = [dict(zip(header, line, strict=True)) for line in lines]
-    short = [_short(one, rows[0]) for one in cells]
-    fitting = markdown(list(short[0]), [list(one.values()) for one in short])
-    return "\n\n".join([fitting, folded("All columns", markdown(header, lines)), *footnotes(rows, by_row)])
+    last = "test" if rows[0].length is None else NAMES[COLUMNS[rows[0].task][0]]
+    looked_for = [name for name in header if name == VERDICT or name.endswith(f": {last}")]
+    looked_for += [] if rows[0].length is None else ["each seed"]
+    others = [name for name in header if name not in (*looked_for, *KEYS)]
+    parts = [_columns(cells, looked_for), folded("More columns", _columns(cells, others)), *footnotes(rows, by_row)]
+    return "\n\n".join(parts)
 
 
-def _short(cells: Mapping[str, str], row: Row) -> dict[str, str]:
-    """The columns of a row that a reader looks for; `row` is any one of its table."""
+def _columns(cells: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
+    """These columns of a table, after those that its rows are known by."""
+    lines = [_key(one) | {name: one[name] for name in names} for one in cells]
+    return markdown(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def _key(cells: Mapping[str, str]) -> dict[str, str]:
+    """What a row is known by in its table."""
     found = {name: cells[name] for name in ("T", "method", "cell", "clip") if name in cells}
     found["method"] += "" if cells["reading"] == NONE else f", {cells['reading']}"
-    memory = [cells[name] for name in ("k_trunc", "k_top", "k_att") if cells.get(name, NONE) != NONE]
-    found["k"] = ", ".join(memory) or NONE
-    found |= {VERDICT: cells[VERDICT]} if VERDICT in cells else {}
-    last = "test" if row.length is None else NAMES[COLUMNS[row.task][0]]
-    found |= {name: value for name, value in cells.items() if name.endswith(f": {last}")}
-    return found | ({} if row.length is None else {"each seed": cells["each seed"]})
+    numbers = [cells[name] for name in ("k_trunc", "k_top", "k_att") if cells.get(name, NONE) != NONE]
+    return found | {"k": ", ".join(numbers) or NONE}
 
 
 def folded(title: str, part: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.rivals import CONTENDERS, PROBLEMS
 from sab.lab.experiments.tables import ROWS, Row
-from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, show, show_median, verdict_word
+from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, notes_on, show, show_median, verdict_word
 from sab.lab.report.tables import PAPERS_TABLES, heading, summary_of
 from sab.lab.tasks import TASKS
 from tools.groups import chosen_group
@@ -23,14 +23,12 @@ NOTE = (
     "*Best rival* is the best other method of the rivals' table, where all have equal parameters and another training "
     "(– where that table has no such task)."
 )
-OLDER = "‡ Recorded with an earlier memory."
 
 
 def part(by_row: ByRow, rivals: Sequence[Record]) -> str:
     """The table with its note, from the records of the paper's rows and of the rivals' table."""
     lines = [_line(title, rows, by_row, known(rivals)) for title, rows in tables(by_row)]
-    note = f"{NOTE} {OLDER}" if any("‡" in cell for line in lines for cell in line) else NOTE
-    return f"{markdown(HEADER, lines)}\n\n{note}"
+    return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines)])}"
 
 
 def sentence(by_row: ByRow) -> str:
@@ -41,7 +39,7 @@ def sentence(by_row: ByRow) -> str:
     reached = " and ".join(found) or "in none"
     return (
         f"**The paper's tables**: of {len(words)}, SAB in our training reaches the paper's best value {reached}. "
-        "[Every row](docs/results.md) has the paper's training, too."
+        "[Every row](docs/results-tables.md) has the paper's training, too."
     )
 
 

@@ -21,16 +21,7 @@ from sab.lab.report.numbers import (
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
 
-ATTENTION, CURVES = "attention-during-training.png", "copying-300.png"
-"""The files of the figures."""
 LONGEST_OF_THE_PAPER = {"copying": 300, "adding": 400}
-CURVE_ROWS = {
-    "SAB, k_trunc = k_top = 5": "copying-300-sab-5-5-ours",
-    "SAB, k_trunc = k_top = 10": "copying-300-sab-10-10-ours",
-    "LSTM, full BPTT": "copying-300-bptt",
-    "LSTM, TBPTT 20": "copying-300-tbptt-20",
-}
-ATTENTION_ROW = next(row.id for row in ROWS.values() if row.moments)
 
 
 def tables(by_row: ByRow) -> list[str]:
@@ -39,10 +30,8 @@ def tables(by_row: ByRow) -> list[str]:
     for task, longest in LONGEST_OF_THE_PAPER.items():
         for length in _lengths(task, longest):
             chosen = [row for row in ROWS.values() if (row.task, row.length) == (task, length)]
-            text = f"### {task.capitalize()}, T = {length}"
+            text = f"## {task.capitalize()}, T = {length}"
             parts += [text, command(task, f"{task}-{length}-*"), table(chosen, by_row)]
-        if task == "copying" and any(row in by_row for row in CURVE_ROWS.values()):
-            parts.append(f"![Learning curves of copying at T = 300](images/{CURVES})")
     return parts
 
 
@@ -56,11 +45,11 @@ def beyond(by_row: ByRow) -> list[str]:
     rows = [row for row in ROWS.values() if row.length and row.length > LONGEST_OF_THE_PAPER[row.task]]
     lengths = list(dict.fromkeys(row.length for row in rows))
     patterns = ",".join(f"copying-{length}-*" for length in lengths)
-    text = f"### Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
+    text = f"## Beyond the paper: copying, T = {', '.join(map(str, lengths))}"
     tested = [row for row in ROWS.values() if row.other_lengths]
     return [
         *(text, command("copying", patterns), table(rows, by_row)),
-        "### Beyond the paper: trained at T = 100, tested longer",
+        "## Beyond the paper: trained at T = 100, tested longer",
         command("copying", ",".join(row.id for row in tested)),
         "Accuracy on the last 10 in per cent with the same weights: the median, and each seed.",
         other_lengths_table(tested, by_row),
@@ -77,9 +66,9 @@ def other_lengths_table(rows: Sequence[Row], by_row: ByRow) -> str:
         cells: list[str] = []
         for length in (row.length or 0, *lengths):
             tested = [
-                (record, metrics.get(headline.metric) if record["status"] != "diverged" else None)
+                (record, metrics.get(headline.metric))
                 for record in by_row.get(row.id, [])
-                if (metrics := _metrics_at(row, record, length)) is not None
+                if (metrics := metrics_at(row, record, length)) is not None
             ]
             if not tested:
                 cells.append(NOT_RUN)
@@ -94,26 +83,7 @@ def other_lengths_table(rows: Sequence[Row], by_row: ByRow) -> str:
     return "\n\n".join([markdown(header, lines), *footnotes(rows, by_row)])
 
 
-def _metrics_at(row: Row, record: Record, length: int) -> dict[str, Any] | None:
-    return record["metrics"] if length == row.length else record.get("other_lengths", {}).get(str(length))
-
-
-def attention(by_row: ByRow) -> list[str]:
-    """The paper's figure 3, as our model has it."""
-    parts = ["### What the model attends to while it learns", command("copying", ATTENTION_ROW, "0")]
-    if attention_record(by_row) is None:
-        return [*parts, "The figure is not made yet."]
-    return [
-        *parts,
-        f"![Attention at three moments of early training](images/{ATTENTION})",
-        "Copying, T = 200, k_trunc = k_top = 10, seed 0: attention weights of the marker's step and the ten that "
-        "repeat the digits, averaged over a batch of validation data; grey is not kept yet. The digits are steps "
-        "1 to 10. The paper's figure 3 shows the same after 400, 800 and 3,000 iterations.",
-    ]
-
-
-def attention_record(by_row: ByRow) -> Record | None:
-    """The record that has the attention of some moments, if there is one."""
-    return next(
-        (record for record in by_row.get(ATTENTION_ROW, []) if record.get("attention", {}).get("moments")), None
-    )
+def metrics_at(row: Row, record: Record, length: int) -> dict[str, Any] | None:
+    """A run's metrics on test data of a length, none of them where it diverged; None if it was not tested there."""
+    found = record["metrics"] if length == row.length else record.get("other_lengths", {}).get(str(length))
+    return {} if found is not None and record["status"] == "diverged" else found

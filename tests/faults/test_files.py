@@ -43,7 +43,7 @@ from tests.faults.watch import watching
 from tests.lab import tiny
 from tests.lab.report.made_up import drop_in_record, rival_cost, rival_record
 from tests.lab.report.made_up import record as made_up_record
-from tools import distance, summary
+from tools import distance, rows, summary
 from tools import rivals as rivals_page
 from tools.dropin import page_part as drop_in_part
 from tools.performance import page_part as bench_page_part
@@ -237,6 +237,7 @@ def results_jsonl(folder: Path) -> Kind:
         if len(content) % 5 == 0:  # it takes long
             page_part(by_row).encode()
             distance.part(by_row).encode()
+            rows.text(by_row).encode()
         elif len(content) % 5 == 1:
             found = material.Material(by_row=dict(by_row))
             document.part(document.parts(found, document.explorers(found))).encode()

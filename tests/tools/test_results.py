@@ -1,7 +1,8 @@
-"""The generated parts of docs/results.md and the README, and their figures."""
+"""The generated parts of the pages of results and of the README, their figures and the CSV."""
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from sab.lab.report.results import load
 from sab.lab.report.tables import summary_of
 from sab.lab.tasks import Copying
 from sab.plot.drawing import METHODS
-from tests.lab.report.made_up import SAB, by_row, record, rival_record
-from tools import distance, figures, summary, synthetic
+from tests.lab.report.made_up import SAB, by_row, diverged, record, rival_record
+from tools import distance, figures, rows, summary
 from tools.pages import ROOT, with_part
+from tools.results import ROWS as EVERY_ROW
 from tools.results import page_part, parts
 
 
 def everything() -> list[dict[str, Any]]:
-    made = [record(row, seed, 0.9) for row in synthetic.CURVE_ROWS.values() for seed in (0, 1)]
+    made = [record(row, seed, 0.9) for row in figures.CURVE_ROWS.values() for seed in (0, 1)]
     weights = [[0.5, 0.5, None], [0.25, 0.5, 0.25]]
     attention = {"moments": {"100": weights, "300": weights, "600": weights}, "k_att": 2, "first": 6}
-    made += [record(synthetic.ATTENTION_ROW, attention=attention), record("adding-200-bptt", value=1e-6)]
+    made += [record(figures.ATTENTION_ROW, attention=attention), record("adding-200-bptt", value=1e-6)]
     clipping = [f"{row}{end}" for row in ("ptb-sab-5-10-ours", "mnist-sab-14-10-ours") for end in ("", "-unclipped")]
     return [*made, *(record(row, value=0.9) for row in (*clipping, "mnist-bptt")), record("text8-bptt", part="prefix")]
 
@@ -40,14 +42,61 @@ def test_the_page() -> None:
     for row in ROWS.values():
         if row.length is not None and row.length <= 300:
             assert text.count(f"sab reproduce {row.task} --rows '{row.task}-{row.length}-*") == 1
-    assert f"(images/{synthetic.ATTENTION})" in text
-    assert f"(images/{synthetic.CURVES})" in text
+    assert page_part({}).startswith("Nothing has been run yet.")
+
+
+def test_every_figure_is_shown_once() -> None:
+    docs = ROOT / "docs"
+    pages = "".join((docs / f"{name}.md").read_text(encoding="utf-8") for name in ("results", "results-appendix"))
+    assert re.findall(r"\(images/(\S+)\)", pages)
     for name in figures.of_results(by_row(*everything())):
-        assert text.count(f"(images/{name})") == 1
-    empty = page_part({})
-    assert empty.startswith("Nothing has been run yet.")
-    assert "![" not in empty
-    assert "The figure is not made yet." in empty
+        assert pages.count(f"(images/{name})") == 1
+
+
+def test_the_results_are_a_few_screens() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 220
+
+
+def lines(*made: dict[str, Any]) -> list[dict[str, str]]:
+    return list(csv.DictReader(rows.text(by_row(*made)).splitlines()))
+
+
+def test_the_csv_has_every_number_of_every_seed() -> None:
+    tested = {"200": {"accuracy_last10": 0.25}}
+    row = "copying-100-sab-5-5-ours"
+    found = lines(record(row, 1, 0.9, other_lengths=tested), diverged(row, 2), record("ptb-sab-5-10-ours", value=1.5))
+    assert {line["row"] for line in found} == ROWS.keys()
+    here = {
+        (line["seed"], line["metric"], line["tested_length"]): (line["value"], line["paper"], line["status"])
+        for line in found
+        if line["row"] == row
+    }
+    assert here["1", "accuracy_last10", "100"] == ("90", "99.6", "finished")
+    assert here["1", "accuracy_last10", "200"] == ("25", "", "finished")
+    assert here["2", "cross_entropy", "100"] == ("", "0.001", "diverged")
+    assert ("1", "accuracy_last10", "300") not in here, "it was not tested there"
+    text = [line for line in found if line["row"] == "ptb-sab-5-10-ours"]
+    assert [(line["metric"], line["split"], line["value"], line["paper"]) for line in text] == [
+        ("bits_per_character", "valid", "1.51", "1.49"),
+        ("bits_per_character", "test", "1.5", "1.40"),
+        ("bits_per_character_carried", "valid", "1.51", "1.49"),
+        ("bits_per_character_carried", "test", "1.5", "1.40"),
+    ]
+    assert (text[0]["data"], text[0]["k_trunc"], text[0]["k_top"], text[0]["outdated"]) == ("ptb", "5", "10", "")
+    (waiting, *_) = (line for line in found if line["row"] == "mnist-bptt")
+    assert (waiting["status"], waiting["seed"], waiting["value"]) == ("not run", "", "")
+
+
+def test_the_csv_marks_records_of_older_rows() -> None:
+    config = ROWS["copying-100-sab-5-5-ours"].config(0).to_json()
+    older = {**config, "model": {**config["model"], "scorer": "dot"}}
+    shorter = {**config, "training": {**config["training"], "iterations": 5}}
+    row = "copying-100-sab-5-5-ours"
+    marks = {line["outdated"] for line in lines(record(row, config=older)) if line["row"] == row}
+    assert len(marks) == 1
+    assert marks.pop().startswith("memory: dot, ")
+    assert {line["outdated"] for line in lines(record(row, config=shorter)) if line["row"] == row} == {"configuration"}
 
 
 def test_tables_fit_the_page_and_fold_the_rest() -> None:
@@ -55,6 +104,7 @@ def test_tables_fit_the_page_and_fold_the_rest() -> None:
     folded = re.findall(r"<details.*?</details>", text, re.DOTALL)
     assert folded
     assert all("| wall time |" in part for part in folded), "everything is there"
+    assert not any("| against the paper |" in part or "here: accuracy, %" in part for part in folded), "once"
     fitting = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
     headers = re.findall(r"^(\|.*)\n\| ---", fitting, re.MULTILINE)
     assert max(header.count("|") - 1 for header in headers) <= 9
@@ -163,8 +213,7 @@ def test_gradient_norms_with_and_without_clipping() -> None:
 
 def test_figures(tmp_path: Path) -> None:
     made = by_row(*everything())
-    attention = synthetic.attention_record(made)
-    assert attention is not None
+    (attention,) = made[figures.ATTENTION_ROW]
     figure = figures.attention_moments(attention)
     panels = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title(loc="left") for axes in panels] == [f"after {n} iterations" for n in (100, 300, 600)]
@@ -197,3 +246,4 @@ def test_the_pages_are_up_to_date_with_the_committed_records() -> None:
     for page, name, part in parts(load(ROOT / "results")):
         text = page.read_text(encoding="utf-8")
         assert with_part(text, name, part) == text, "run: make results"
+    assert EVERY_ROW.read_text(encoding="utf-8") == rows.text(load(ROOT / "results")), "run: make results"

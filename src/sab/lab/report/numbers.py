@@ -19,6 +19,7 @@ NOT_RUN = "not run"
 STALE = "†"
 STALE_NOTE = f"{STALE} Made with another configuration than the row now has."
 OTHER_MEMORY = "‡"
+OTHER_MEMORY_NOTE = f"{OTHER_MEMORY} Recorded with an earlier memory."
 REACHED, PARTLY, MISSED = "reached", "partly", "missed"
 """A verdict in a word: every seed, some or none reach the paper."""
 METHODS = {
@@ -52,10 +53,11 @@ def value_of(record: Record, metric: str, split: str = "test") -> float | None:
 
 def show(metric: str, value: float) -> str:
     """A metric as the tables have it: accuracies in per cent."""
-    return f"{_scaled(metric, value):.{DECIMALS[metric]}f}"
+    return f"{scaled(metric, value):.{DECIMALS[metric]}f}"
 
 
-def _scaled(metric: str, value: float) -> float:
+def scaled(metric: str, value: float) -> float:
+    """A metric in the paper's unit."""
     return 100 * value if metric.startswith("accuracy") else value
 
 
@@ -117,6 +119,12 @@ def footnotes(rows: Sequence[Row], by_row: ByRow) -> list[str]:
     return notes
 
 
+def notes_on(lines: Sequence[Sequence[str]]) -> list[str]:
+    """The same for the cells of a table, without the names of the memories."""
+    notes = {STALE: STALE_NOTE, OTHER_MEMORY: OTHER_MEMORY_NOTE}
+    return [note for sign, note in notes.items() if any(sign in cell for line in lines for cell in line)]
+
+
 def method_name(row: Row) -> str:
     """What a row's method is called."""
     return SELF_ATTENTION if row.reads_all else METHODS[row.method]
@@ -165,7 +173,7 @@ def is_reached(headline: Headline, printed: str, value: float | None) -> bool:
     decimals = len(printed.partition(".")[2])
     if value is None:
         return False
-    return headline.reaches(round(_scaled(headline.metric, value), decimals), float(printed))
+    return headline.reaches(round(scaled(headline.metric, value), decimals), float(printed))
 
 
 def verdict(row: Row, records: Sequence[Record]) -> str:
