@@ -53,12 +53,13 @@ def _of_rivals() -> tuple[list[Record], list[Record]]:
 def page_part(by_row: ByRow) -> str:
     """The generated part of docs/results-tables.md."""
     parts = [
-        _about(by_row),
-        *total_time(by_row),
         *synthetic.tables(by_row),
         *datasets.tables(by_row),
         *synthetic.beyond(by_row),
         *datasets.beyond(by_row),
+        "## Where it was run",
+        _about(by_row),
+        *total_time(by_row),
     ]
     return "\n\n".join(parts)
 
@@ -69,7 +70,7 @@ def _about(by_row: ByRow) -> str:
         (record for records in by_row.values() for record in records),
         lambda device, group: f"{device}: {len(group)} run{'s' * (len(group) > 1)};",
     )
-    return "\n".join(["Run on", "", *lines]) if lines else "Nothing has been run yet."
+    return "\n".join(lines) if lines else "Nothing has been run yet."
 
 
 if __name__ == "__main__":
