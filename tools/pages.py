@@ -70,10 +70,9 @@ def folded(title: str, part: str) -> str:
     return f'<details markdown="1">\n<summary>{title}</summary>\n\n{part}\n\n</details>'
 
 
-def command(task: str, patterns: str, seeds: str | None = None) -> str:
+def command(task: str, patterns: str) -> str:
     """The command that trains a table's runs, as a block."""
-    of_seeds = "" if seeds is None else f" --seeds {seeds}"
-    return f"```\nsab reproduce {task} --rows '{patterns}'{of_seeds}\n```"
+    return f"```\nsab reproduce {task} --rows '{patterns}'\n```"
 
 
 def machines(records: Iterable[dict[str, Any]], describe: Callable[[str, list[dict[str, Any]]], str]) -> list[str]:
