@@ -146,7 +146,7 @@ def test_threads_that_share_products_give_the_same(
     leaves = [x, *layer.parameters()]
     output = layer(x)[0]
     expected = gradients([output], leaves)
-    monkeypatch.setattr(cpu, "LARGEST_OWN_WEIGHTS", 0)
+    monkeypatch.setattr(cpu, "LARGEST_OWN", 0)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -156,6 +156,34 @@ def test_threads_that_share_products_give_the_same(
             assert_close(actual, wanted)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows", "shares"),
+    [(1 << 20, 1, False), (1 << 22, 24, False), (1 << 22, 23, True), (1 << 23, 24, False), (1 << 24, 1000, True)],
+)
+def test_products_are_shared_where_weights_are_large_or_rows_few(
+    weights: int, rows: int, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert cpu.shares_products(weights, rows) == shares
+
+
+@needs_library
+@pytest.mark.parametrize("batch", [1, 2, 16, 33, 50])
+def test_any_number_of_threads_gives_the_same(batch: int) -> None:
+    """Each row is taken through all steps once, whoever takes it."""
+    layer = randomize(make_layer("lstm", 3, 7, k_top=2, k_trunc=3, backend="cpu"))
+    x = randn(5, batch, 3)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            found.append(layer(x)[0])
+    finally:
+        torch.set_num_threads(before)
+    for output in found[1:]:
+        assert_close(output, found[0])
 
 
 @needs_library

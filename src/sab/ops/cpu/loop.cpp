@@ -1,8 +1,9 @@
 // The recurrence over a whole sequence, forward and backward.
 //
 // Rows of a batch never meet inside the recurrence, so each thread takes a few rows through all the steps, then the next
-// few, and no two threads wait for each other: what these rows read stays in the core's cache, and a thread that is
-// slowed down by others leaves the rest to the next. Only where the weights are too large for a core's own cache do the threads share each
+// few, and no two threads wait for each other: what these rows read stays in the core's cache. A thread begins with the
+// same rows in every pass, which may still be in the cache of its core, and a thread that is slowed down by others
+// leaves the rest of its rows to them. Only where the weights are too large for a core's own cache do the threads share each
 // matrix product instead, by columns, and wait for each other around it. Rows do meet in the weights' gradients: these
 // are large matrix products that the caller makes afterwards from what is stored here. Buffers are [time, row, feature]
 // but for the keys, [row, slot, key]. A microstate is not copied: it is the row of `store` with its hidden state.
@@ -141,7 +142,9 @@ template <typename T> int64_t fewest_sketched(const Arguments &a) {
     return is_sketched ? Sketch<T>::FEWEST : std::numeric_limits<int64_t>::max();
 }
 
-constexpr int64_t GROUP = 8;  // rows that a thread takes through all steps at a time
+// Rows that a thread takes through all steps at a time, at most: one number of each is a line of the cache, so that two
+// threads do not write to the same one.
+constexpr int64_t GROUP = 16;
 
 // All steps of `rows` rows from row `first` on. Where threads share products, each has a part of the batch.
 template <typename T> class Pass {
@@ -689,6 +692,22 @@ template <typename T> class Pass {
     }
 };
 
+// Of the team of threads that this one is in.
+static int64_t thread_number() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+static int64_t thread_count() {
+#if defined(_OPENMP)
+    return omp_get_num_threads();
+#else
+    return 1;
+#endif
+}
+
 // Runs a pass on a team of threads: torch's own where it uses OpenMP too, so that no two teams compete for the cores.
 // Returns 0, or 1 where the library does not have one of the parts.
 template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
@@ -700,17 +719,15 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
     };
     if (arguments.shared) {
 #pragma omp parallel num_threads(arguments.threads)
-#if defined(_OPENMP)
-        pass(omp_get_thread_num(), omp_get_num_threads());
-#else
-        pass(0, 1);
-#endif
+        pass(thread_number(), thread_count());
         return 0;
     }
-    int64_t parts = std::max((arguments.batch + GROUP - 1) / GROUP, std::min(arguments.threads, arguments.batch));
-    std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(std::min(arguments.threads, parts))
-    for (int64_t part; (part = next++) < parts;) pass(part, parts);
+    int64_t threads = std::min(arguments.threads, arguments.batch);
+    int64_t each = (arguments.batch + threads * GROUP - 1) / (threads * GROUP), parts = std::min(threads * each, arguments.batch);
+    std::vector<std::atomic<bool>> taken(parts);
+#pragma omp parallel num_threads(threads)
+    for (int64_t begin = parts * thread_number() / thread_count(), i = 0; i < parts; i++)
+        if (int64_t part = (begin + i) % parts; !taken[part].exchange(true)) pass(part, parts);
     return 0;
 }
 

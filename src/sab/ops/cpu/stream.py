@@ -255,7 +255,7 @@ class Stepper:
         arguments.set(
             unpacked=1,
             input_size=weights.w_ih.shape[1],
-            shared=weights.w_hh.nbytes > engine.LARGEST_OWN_WEIGHTS,
+            shared=weights.w_hh.nbytes > engine.LARGEST_CACHED,  # a stream has few rows
             w_x=weights.w_ih,
             b_x=nothing if weights.b_ih is None else weights.b_ih,
             w_hidden=weights.w_hh,
