@@ -16,6 +16,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #if defined(_OPENMP)
@@ -146,10 +147,45 @@ template <typename T> int64_t fewest_sketched(const Arguments &a) {
 // threads do not write to the same one.
 constexpr int64_t GROUP = 16;
 
+// The threads of a pass. OpenMP's barrier spins for milliseconds, which is what a thread loses at each one where the
+// other that it waits for has to share its core.
+class Team {
+    alignas(64) std::atomic<int64_t> arrived{0};
+    alignas(64) std::atomic<int64_t> meetings{0};
+
+  public:
+    static int64_t number() {
+#if defined(_OPENMP)
+        return omp_get_thread_num();
+#else
+        return 0;
+#endif
+    }
+    static int64_t count() {
+#if defined(_OPENMP)
+        return omp_get_num_threads();
+#else
+        return 1;
+#endif
+    }
+    // Waits until all threads have come here; after some microseconds others may have the core meanwhile.
+    void meet() {
+        int64_t meeting = meetings;
+        if (++arrived == count()) {
+            arrived = 0;
+            meetings = meeting + 1;
+            return;
+        }
+        for (int64_t looks = 0; meetings == meeting; looks++)
+            if (looks > 10000) std::this_thread::yield();
+    }
+};
+
 // All steps of `rows` rows from row `first` on. Where threads share products, each has a part of the batch.
 template <typename T> class Pass {
     const Arguments &a;
     const Turns<T> &turns;
+    Team &team;
     const Schedule schedule;
     const int64_t part, parts, first, rows, n, d, gate_size;
     const bool query_cancels, splits_gates;
@@ -159,8 +195,8 @@ template <typename T> class Pass {
     Selector<T> selector;
 
   public:
-    Pass(const Arguments &a, const Turns<T> &turns, int64_t part, int64_t parts)
-        : a(a), turns(turns), schedule(a.k_top, a.k_att, a.k_trunc, a.seen, a.first_slots, a.microstates == nullptr ? a.first_slots : 0),
+    Pass(const Arguments &a, const Turns<T> &turns, Team &team, int64_t part, int64_t parts)
+        : a(a), turns(turns), team(team), schedule(a.k_top, a.k_att, a.k_trunc, a.seen, a.first_slots, a.microstates == nullptr ? a.first_slots : 0),
           part(part), parts(parts),
           first(a.batch * part / parts), rows(a.batch * (part + 1) / parts - first), n(a.n), d(a.key_size),
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
@@ -340,11 +376,6 @@ template <typename T> class Pass {
     // Past its end a row is all zeros, so that nothing grows there that a gradient of 0 would be multiplied with.
     bool ended(int64_t t, int64_t row) const { return a.lengths != nullptr && t >= a.lengths[row]; }
 
-    // Waits until all threads have come here.
-    void meet() const {
-#pragma omp barrier
-    }
-
     // C (+)= A B for this thread's rows, or its columns where products are shared; A and C from the batch's first row.
     // The rows of a weight that is not packed are k_size apart, or as far as the last argument.
     void product(int64_t n_size, int64_t k_size, const T *left, int64_t left_stride, const void *packed, T *out,
@@ -362,9 +393,9 @@ template <typename T> class Pass {
         int64_t panels = (n_size + columns - 1) / columns;
         int64_t from = panels * part / parts * columns;
         int64_t to = std::min(panels * (part + 1) / parts * columns, n_size);
-        meet();
+        team.meet();
         if (to > from) some(a.batch, to - from, left, weight(packed) + from * factor_stride, out + from);
-        meet();
+        team.meet();
     }
 
     // The inputs' part of the gates, with all biases that can be added to it.
@@ -692,53 +723,44 @@ template <typename T> class Pass {
     }
 };
 
-// Of the team of threads that this one is in.
-static int64_t thread_number() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-static int64_t thread_count() {
-#if defined(_OPENMP)
-    return omp_get_num_threads();
-#else
-    return 1;
-#endif
+// Runs work(part, parts) for each part on a team of threads: torch's own where it uses OpenMP too, so that no two teams
+// compete for the cores. A thread begins with its own parts and goes on with those that others have not begun; without
+// a number of parts there is one for each thread.
+template <typename Work> void share(Team &team, int64_t threads, int64_t parts, const Work &work) {
+    std::vector<std::atomic<bool>> taken(std::max(threads, parts));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        int64_t all = parts > 0 ? parts : Team::count(), begin = all * Team::number() / Team::count();
+        for (int64_t i = 0; i < all; i++)
+            if (int64_t part = (begin + i) % all; !taken[part].exchange(true)) work(part, all);
+        team.meet();
+    }
 }
 
-// Runs a pass on a team of threads: torch's own where it uses OpenMP too, so that no two teams compete for the cores.
-// Returns 0, or 1 where the library does not have one of the parts.
+// Runs a pass. Returns 0, or 1 where the library does not have one of the parts.
 template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
     if (!check(arguments)) return 1;
     const Turns<T> turns(arguments);
+    Team team;
     auto pass = [&](int64_t part, int64_t parts) {
-        Pass<T> pass(arguments, turns, part, parts);
+        Pass<T> pass(arguments, turns, team, part, parts);
         is_forward ? pass.forward() : pass.backward();
     };
-    if (arguments.shared) {
-#pragma omp parallel num_threads(arguments.threads)
-        pass(thread_number(), thread_count());
-        return 0;
-    }
-    int64_t threads = std::min(arguments.threads, arguments.batch);
-    int64_t each = (arguments.batch + threads * GROUP - 1) / (threads * GROUP), parts = std::min(threads * each, arguments.batch);
-    std::vector<std::atomic<bool>> taken(parts);
-#pragma omp parallel num_threads(threads)
-    for (int64_t begin = parts * thread_number() / thread_count(), i = 0; i < parts; i++)
-        if (int64_t part = (begin + i) % parts; !taken[part].exchange(true)) pass(part, parts);
+    int64_t batch = arguments.batch, threads = arguments.shared ? arguments.threads : std::min(arguments.threads, batch);
+    int64_t groups = (batch + threads * GROUP - 1) / (threads * GROUP);
+    share(team, threads, arguments.shared ? 0 : std::min(threads * groups, batch), pass);
     return 0;
 }
 
 // C [M, N] = A^T B, shared by the threads; see `multiply_transposed`.
 template <typename T>
 void outer(const T *a, int64_t a_stride, const T *b, T *c, int64_t m_size, int64_t n_size, int64_t k_size, int64_t threads) {
-    int64_t tiles = (m_size + ROWS - 1) / ROWS, parts = m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles);
-#pragma omp parallel for num_threads(parts) if (parts > 1)
-    for (int64_t part = 0; part < parts; part++)
+    int64_t tiles = (m_size + ROWS - 1) / ROWS;
+    Team team;
+    share(team, m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles), 0, [&](int64_t part, int64_t parts) {
         multiply_transposed(tiles * part / parts * ROWS, std::min(tiles * (part + 1) / parts * ROWS, m_size), n_size,
                             k_size, a, a_stride, b, c);
+    });
 }
 
 // What changes from step to step of a stream.
