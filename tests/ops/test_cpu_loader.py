@@ -112,7 +112,7 @@ def test_an_index_outside_the_library_is_refused(kind: str, wrong: int, monkeypa
     index = library.index
     monkeypatch.setattr(cpu, "_missing", lambda *names: None)
     monkeypatch.setattr(library, "index", lambda asked, name: wrong if asked == kind else index(asked, name))
-    with pytest.raises(RuntimeError, match="a part is not in the library"):
+    with pytest.raises(RuntimeError, match="a part or a precision is not in the library"):
         layer(randn(5, 2, 3))
 
 

@@ -120,6 +120,7 @@ class Call:
             2 if self.block_size > 0 else 0,
             self.first_slots * k_att + 1 if self.first_slots > 0 else 0,
             DOUBLE,
+            False,
             self.needs,
         )
 
@@ -550,6 +551,7 @@ def test_the_operation_by_itself_refuses_what_does_not_fit() -> None:
         "microstates": randn(3, 1, 5),
         "keys": randn(3, 2, 1),
         "h": randn(1, 5),
+        "rounds": True,
     }
     for name, value in wrong.items():
         place = names.index(name)

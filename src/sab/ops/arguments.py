@@ -89,6 +89,8 @@ class Options(NamedTuple):
     """How many steps all rows have seen before."""
     compute: torch.dtype
     """The compute type."""
+    rounds: bool
+    """Whether products round their factors to bfloat16, on a CPU under autocast."""
 
     def config(self) -> SABConfig:
         """The memory's options; `attention_size` and `max_microstates` are in the shapes of the parameters."""

@@ -35,6 +35,8 @@ def check_inputs(given: Given, initial: Initial, parameters: Parameters, options
     """Refuse tensors whose sizes do not fit together, and a number of steps that cannot be counted on from."""
     if not 0 <= options.seen <= MOST_STEPS:
         raise UserValueError(f"seen must be from 0 to {MOST_STEPS}; got {options.seen}.", "seen")
+    if options.rounds and options.compute != torch.float32:
+        raise UserValueError(f"rounds must be False for products in {options.compute}; got True.", "rounds")
     sizes = *given.x.shape[1:], parameters.w_hh.shape[-1]
     first_slots = 0 if initial.microstates is None else initial.microstates.shape[1]
     w_memory, bias = parameters.w_memory, parameters.scorer_bias

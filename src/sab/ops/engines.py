@@ -35,6 +35,10 @@ class Engine(Protocol):
         """Why it cannot run a configuration, or None where it can."""
         ...
 
+    def rounds(self, x: Tensor) -> bool:
+        """Whether products of a call with this input round factors of the compute type to bfloat16."""
+        ...
+
     def pack(self, plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
         """A tensor for the weights as both loops read them, or None where they read them as they are.
 

@@ -102,7 +102,8 @@ def call_of(
         config.block_size if config.is_hierarchical else 0,
         config.blocks if config.is_hierarchical else 0,
         seen,
-        precision.compute_type(x, weights),
+        (compute := precision.compute_type(x, weights)),
+        compute == torch.float32 and engine_named(engine).rounds(x),
     )
     tensors = (*given, *initial, *parameters)
     is_plain = _is_plain(tensors)
@@ -199,7 +200,8 @@ def _forward(
 
 def _plan(given: Given, initial: Initial, parameters: Parameters, options: Options) -> Plan:
     config, seen = options.config(), options.seen
-    return make_plan(given.x, initial.microstates, parameters.w_hh, parameters.w_memory, options.cell, config, seen)
+    plan = make_plan(given.x, initial.microstates, parameters.w_hh, parameters.w_memory, options.cell, config, seen)
+    return plan._replace(rounds=True) if options.rounds else plan
 
 
 def _plan_of(buffers: Buffers, options: Options) -> Plan:
@@ -207,7 +209,8 @@ def _plan_of(buffers: Buffers, options: Options) -> Plan:
     (steps, batch, n), keys = buffers.h_hat.shape, buffers.keys
     slots, key_size = (0, 0) if keys is None else keys.shape[1:]
     first_slots = buffers.store.shape[0] - 1 - steps
-    return Plan(options.cell, options.config(), options.seen, steps, batch, n, key_size, first_slots, slots)
+    sizes = steps, batch, n, key_size, first_slots, slots
+    return Plan(options.cell, options.config(), options.seen, *sizes, options.rounds)
 
 
 def _backward(

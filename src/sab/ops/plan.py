@@ -31,6 +31,8 @@ class Plan(NamedTuple):
     """How many microstates there are before the first step."""
     slots: int
     """How many there are after the last."""
+    rounds: bool = False
+    """Whether products round their factors to bfloat16 (`Options.rounds`)."""
 
     @property
     def is_affine(self) -> bool:

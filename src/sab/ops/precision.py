@@ -2,7 +2,8 @@
 
 The compute type is that of products. The state type is the same except for bfloat16, where sums over many steps are
 kept in float32. On the CPU, whose loops compute in float32 and float64, a lower precision is one of storage alone: of
-the parameters, inputs and results of a layer in bfloat16 or float16. Autocast changes nothing there.
+the parameters, inputs and results of a layer in bfloat16 or float16. Under autocast the products there may round their
+factors (`Options.rounds`).
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from sab.lab.files import write_text
 from sab.lab.training.run import provenance
 from sab.layers import SABLayer
 from sab.ops import precision
+from sab.ops.cpu import loader
 
 SCHEMA = 2
 """Changes when records can no longer be compared with older ones."""
@@ -96,7 +97,8 @@ class Case:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Of our side: `float32`, on a GPU with TF32 as PyTorch is set to, and `bfloat16`, by autocast."""
-        return ("float32", "bfloat16") if self.device == "cuda" else ("float32",)
+        has_both = self.device == "cuda" or (self.stream is None and loader.has_pairs())
+        return ("float32", "bfloat16") if has_both else ("float32",)
 
     def kernels(self, chosen: str) -> tuple[Any, ...]:
         """What a case needs compiled in a precision; where it is equal, the same kernels run."""

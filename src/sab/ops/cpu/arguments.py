@@ -11,7 +11,7 @@ from torch import Tensor
 # The members in their order. The loader refuses a library whose structures have another size.
 SIZES = """
     steps batch n key_size first_slots slots k_top k_att k_trunc seen bias_size
-    cell scorer weighting dense incorporation threads shared input_size unpacked saves
+    cell scorer weighting dense incorporation threads shared input_size unpacked saves rounds
     sketch_slots sketch_begin max_memory forget places remembered block_size blocks
 """.split()
 POINTERS = """

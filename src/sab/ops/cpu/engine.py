@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import FORGETS, SABConfig
+from sab.ops import precision
 from sab.ops.arguments import Given, Options, Parameters
 from sab.ops.buffers import Buffers, Edges, Inputs, Prepared, Weights, Work, begin, cast, finish, gate_bias
 from sab.ops.cpu import loader
@@ -35,6 +36,9 @@ LARGEST_OWN = 1 << 23
 """Bytes of recurrent weights above which threads always share each product."""
 FEWEST_OWN_ROWS = 8
 """How many rows a thread must have for it to read weights again at every step that its core's cache does not hold."""
+
+
+_PACK_TYPES = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_bool, ctypes.c_void_p]
 
 
 def unsupported(
@@ -63,6 +67,14 @@ def _index(kind: str, name: str | None) -> int:
     return -1 if name is None else loader.library().index(kind, registry.PARTS[kind][name].cpp)
 
 
+def rounds(x: Tensor) -> bool:
+    """Where autocast asks for bfloat16, on a processor that multiplies it faster."""
+    device = x.device.type
+    if device != "cpu" or not precision.is_autocast(device) or torch.get_autocast_dtype(device) != torch.bfloat16:
+        return False
+    return loader.has_pairs()
+
+
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
     """Nothing: each loop has its own panels of the weights."""
 
@@ -75,10 +87,10 @@ def overwrites(plan: Plan) -> Collection[str]:
 def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
     """The input's part of the gates, unless the loop makes it: step by step it stays in the cache.
 
-    Where the weights are too large for that, one product for all steps is faster.
+    Where the weights are too large for that, one product for all steps is faster, unless it could not be of bfloat16.
     """
     inputs = inputs_of(given, parameters, options)
-    if (inputs.w_ih.numel() + parameters.w_hh.numel()) * inputs.w_ih.itemsize > LARGEST_CACHED:
+    if not plan.rounds and (inputs.w_ih.numel() + parameters.w_hh.numel()) * inputs.w_ih.itemsize > LARGEST_CACHED:
         return Prepared(input_gates(given, parameters, options))
     shape = plan.steps if saves else 1, plan.batch, len(inputs.w_ih)
     return Prepared(inputs.x.new_empty(shape), inputs=inputs)
@@ -98,20 +110,21 @@ def run_forward(plan: Plan, weights: Weights, buffers: Buffers, inputs: Inputs |
     w_hh = weights.w_hh
     arguments = arguments_of(plan, weights)
     bias = store.new_zeros(len(w_hh)) if weights.b_hh is None else weights.b_hh
-    packed = {"w_hidden": _pack(w_hh, transposed=True)}
+    packing = partial(_pack, rounds=plan.rounds, transposed=True)
+    packed = {"w_hidden": packing(w_hh)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
-        packed["w_query"] = _pack(weights.w_query, transposed=True)
-        packed["w_memory"] = _pack(weights.w_memory, transposed=True)
+        packed["w_query"] = packing(weights.w_query)
+        packed["w_memory"] = packing(weights.w_memory)
     scratch = {"hidden_gates": store.new_empty(plan.batch, len(w_hh)), **_masked(weights)}
     if weights.w_incorporate is not None:
         of_h_hat, of_summary = weights.w_incorporate.chunk(2, dim=1)
-        packed["w_incorporate"] = _pack(of_h_hat, transposed=True)
-        packed["w_summary"] = _pack(of_summary, transposed=True)
+        packed["w_incorporate"] = packing(of_h_hat)
+        packed["w_summary"] = packing(of_summary)
     if plan.config.layer_norm:
         joined = gate_bias(weights.b_ih, weights.b_hh, plan.cell)
         scratch["b_input"] = torch.zeros_like(bias) if joined is None else joined
     if inputs is not None:
-        packed["w_x"] = _pack(inputs.w_ih, transposed=True)
+        packed["w_x"] = packing(inputs.w_ih)
         arguments.set(x=inputs.x, b_x=inputs.b_ih, input_size=inputs.x.shape[2])
     arguments.set(saves=len(buffers.h_hat) == plan.steps)
     arguments.set(**buffers._asdict(), **packed, **scratch, b_hidden=bias, b_incorporate=weights.b_incorporate)
@@ -132,18 +145,19 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     weights = cast(weights, store.dtype)
     w_hh = weights.w_hh
     arguments = arguments_of(plan, weights)
-    packed = {"w_hidden_back": _pack(w_hh, transposed=False)}
+    packing = partial(_pack, rounds=plan.rounds, transposed=False)
+    packed = {"w_hidden_back": packing(w_hh)}
     if weights.w_query is not None and weights.w_memory is not None and not plan.is_affine:
-        packed["w_query_back"] = _pack(weights.w_query, transposed=False)
-        packed["w_memory_back"] = _pack(weights.w_memory, transposed=False)
+        packed["w_query_back"] = packing(weights.w_query)
+        packed["w_memory_back"] = packing(weights.w_memory)
     scratch = {name: store.new_empty(plan.batch, plan.n) for name in ("dh", "chain", "dh_hat", "dsummary_now")}
     scratch |= _masked(weights)
     if buffers.hidden_new is not None:
         scratch["hidden_gates"] = store.new_empty(plan.batch, len(w_hh))
     if weights.w_incorporate is not None:
         of_h_hat, of_summary = weights.w_incorporate.chunk(2, dim=1)
-        packed["w_incorporate_back"] = _pack(of_h_hat, transposed=False)
-        packed["w_summary_back"] = _pack(of_summary, transposed=False)
+        packed["w_incorporate_back"] = packing(of_h_hat)
+        packed["w_summary_back"] = packing(of_summary)
     if buffers.weights is not None:  # the loop makes what comes from outside the whole gradient, in place
         scratch["dweights"] = torch.zeros_like(buffers.weights) if work.dweights is None else work.dweights.clone()
     arguments.set(saves=1, **buffers._asdict(), **work._asdict() | scratch, **packed)
@@ -176,7 +190,7 @@ class _Gradients(Gradients):
         found = rows.new_empty(height, width)
         sizes = height, width, count, torch.get_num_threads()
         run = function("outer", rows.dtype)
-        run(left.data_ptr(), left.stride(0), rows.data_ptr(), found.data_ptr(), *sizes)
+        run(left.data_ptr(), left.stride(0), rows.data_ptr(), found.data_ptr(), *sizes, self.plan.rounds)
         return as_type(found, self.dtype)
 
 
@@ -192,6 +206,7 @@ def arguments_of(plan: Plan, weights: Weights) -> Arguments:
         key_size=plan.key_size,
         first_slots=plan.first_slots,
         slots=plan.slots,
+        rounds=plan.rounds,
         k_top=config.k_top,
         k_att=config.k_att,
         k_trunc=config.k_trunc or 0,
@@ -238,7 +253,9 @@ def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes
     """Run a pass on torch's number of threads."""
     arguments.set(threads=torch.get_num_threads(), shared=shares_products(weights_bytes, rows))
     if function(direction, dtype)(ctypes.byref(arguments)) != 0:
-        raise RuntimeError(f"the compiled {direction} pass refused its arguments: a part is not in the library.")
+        raise RuntimeError(
+            f"the compiled {direction} pass refused its arguments: a part or a precision is not in the library."
+        )
 
 
 @cache
@@ -249,7 +266,7 @@ def function(name: str, dtype: torch.dtype) -> Any:
     if name in ("forward", "backward", "fewest_sketched"):
         found.argtypes = [ctypes.c_void_p]
     elif name == "outer":
-        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4]
+        found.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, ctypes.c_bool]
     elif name == "step":
         found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     elif name == "sketch":
@@ -259,18 +276,26 @@ def function(name: str, dtype: torch.dtype) -> Any:
     elif name == "block_room":
         found.argtypes = [ctypes.c_int64] * 2
     elif name == "pack":
-        found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_bool, ctypes.c_void_p]
+        found.argtypes = _PACK_TYPES
     return found
 
 
-def _pack(weight: Tensor, transposed: bool) -> Tensor:
+@cache
+def _pack_pairs() -> Any:
+    found = loader.library().functions.sab_pack_pairs
+    found.restype, found.argtypes = None, _PACK_TYPES
+    return found
+
+
+def _pack(weight: Tensor, transposed: bool, rounds: bool) -> Tensor:
     """A weight [rows, columns] as the right factor of a product, or its transpose, in the compiled loops' panels.
 
-    Its rows may have gaps between them.
+    Its rows may have gaps between them. rounds: in pairs of bfloat16, each as large as a float32 number.
     """
     inner, outer = weight.shape[::-1] if transposed else weight.shape
     columns = function("columns", weight.dtype)()
     panels = -(-outer // columns)
-    packed = weight.new_empty(panels * inner * columns)
-    function("pack", weight.dtype)(weight.data_ptr(), weight.stride(0), inner, outer, transposed, packed.data_ptr())
+    packed = weight.new_empty(panels * (-(-inner // 2) if rounds else inner) * columns)
+    run = _pack_pairs() if rounds else function("pack", weight.dtype)
+    run(weight.data_ptr(), weight.stride(0), inner, outer, transposed, packed.data_ptr())
     return packed

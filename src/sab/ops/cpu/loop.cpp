@@ -41,8 +41,9 @@ struct Arguments {
     // How many threads there may be, and whether they share products.
     int64_t threads, shared;
     // Entries of an input, where the gates are made here; for a step of a stream, whether weights are as they are and
-    // not packed; whether buffers that only the backward reads have all steps.
-    int64_t input_size, unpacked, saves;
+    // not packed; whether buffers that only the backward reads have all steps; whether products round their factors to
+    // bfloat16, where weights are packed in pairs.
+    int64_t input_size, unpacked, saves, rounds;
     // Of the sketch of a stream's keys: room for so many slots, and the slot that they begin at.
     int64_t sketch_slots, sketch_begin;
     // Of a bounded macrostate: its bound, or 0, the rule of forgetting, how many microstates a row of `live` has room
@@ -380,8 +381,11 @@ template <typename T> class Pass {
     // The rows of a weight that is not packed are k_size apart, or as far as the last argument.
     void product(int64_t n_size, int64_t k_size, const T *left, int64_t left_stride, const void *packed, T *out,
                  int64_t out_stride, bool accumulate, int64_t weight_stride = 0) const {
-        int64_t factor_stride = a.unpacked && weight_stride > 0 ? weight_stride : k_size;
+        int64_t factor_stride = a.unpacked && weight_stride > 0 ? weight_stride : a.rounds ? (k_size + 1) / 2 : k_size;
         auto some = [&](int64_t m_size, int64_t n_size, const T *left, const T *factor, T *out) {
+            if constexpr (HAS_PAIRS && std::is_same_v<T, float>)
+                if (a.rounds)
+                    return multiply_rounded(m_size, n_size, k_size, left, left_stride, factor, out, out_stride, accumulate);
             if (a.unpacked)
                 multiply_unpacked<T>(m_size, n_size, k_size, left, left_stride, factor, factor_stride, out, out_stride,
                                      accumulate);
@@ -737,9 +741,9 @@ template <typename Work> void share(Team &team, int64_t threads, int64_t parts, 
     }
 }
 
-// Runs a pass. Returns 0, or 1 where the library does not have one of the parts.
+// Runs a pass. Returns 0, or 1 where the library does not have one of the parts or of the precisions.
 template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
-    if (!check(arguments)) return 1;
+    if (!check(arguments) || (arguments.rounds && !(HAS_PAIRS && std::is_same_v<T, float>))) return 1;
     const Turns<T> turns(arguments);
     Team team;
     auto pass = [&](int64_t part, int64_t parts) {
@@ -754,12 +758,15 @@ template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
 
 // C [M, N] = A^T B, shared by the threads; see `multiply_transposed`.
 template <typename T>
-void outer(const T *a, int64_t a_stride, const T *b, T *c, int64_t m_size, int64_t n_size, int64_t k_size, int64_t threads) {
+void outer(const T *a, int64_t a_stride, const T *b, T *c, int64_t m_size, int64_t n_size, int64_t k_size, int64_t threads,
+           bool rounds) {
     int64_t tiles = (m_size + ROWS - 1) / ROWS;
     Team team;
     share(team, m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles), 0, [&](int64_t part, int64_t parts) {
-        multiply_transposed(tiles * part / parts * ROWS, std::min(tiles * (part + 1) / parts * ROWS, m_size), n_size,
-                            k_size, a, a_stride, b, c);
+        int64_t first = tiles * part / parts * ROWS, last = std::min(tiles * (part + 1) / parts * ROWS, m_size);
+        if constexpr (HAS_PAIRS && std::is_same_v<T, float>)
+            if (rounds) return multiply_transposed<Pair>(first, last, n_size, k_size, a, a_stride, b, c);
+        multiply_transposed<T>(first, last, n_size, k_size, a, a_stride, b, c);
     });
 }
 
@@ -819,6 +826,17 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
     return 0;
 }
 
+// Whether products can round their factors to bfloat16 (`Arguments::rounds`).
+extern "C" bool sab_has_pairs() { return HAS_PAIRS; }
+// `sab_pack_float` for these, [panel, K / 2, COLUMNS] of four bytes.
+extern "C" void sab_pack_pairs([[maybe_unused]] const float *b, [[maybe_unused]] int64_t stride,
+                               [[maybe_unused]] int64_t k_size, [[maybe_unused]] int64_t n_size,
+                               [[maybe_unused]] bool transposed, [[maybe_unused]] Pair *packed) {
+#if defined(__AVX512BF16__)
+    pack(b, stride, k_size, n_size, transposed, packed);
+#endif
+}
+
 extern "C" int64_t sab_step_size() { return sizeof(Step); }
 extern "C" int64_t sab_arguments_size() { return sizeof(Arguments); }
 
@@ -870,8 +888,8 @@ void make_blocks(const T *keys, int64_t rows, int64_t used, int64_t slots, int64
         pack(b, stride, k_size, n_size, transposed, packed);                                                           \
     }                                                                                                                  \
     extern "C" void sab_outer_##TYPE(const TYPE *a, int64_t a_stride, const TYPE *b, TYPE *c, int64_t m_size,            \
-                                     int64_t n_size, int64_t k_size, int64_t threads) {                               \
-        outer(a, a_stride, b, c, m_size, n_size, k_size, threads);                                                     \
+                                     int64_t n_size, int64_t k_size, int64_t threads, bool rounds) {                  \
+        outer(a, a_stride, b, c, m_size, n_size, k_size, threads, rounds);                                             \
     }                                                                                                                  \
     extern "C" int64_t sab_forward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, true); }          \
     extern "C" int64_t sab_backward_##TYPE(const Arguments *arguments) { return run<TYPE>(*arguments, false); }         \

@@ -4,8 +4,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int VECTOR_BYTES = 64, ROWS = 8, VECTORS = 3;
@@ -90,33 +95,91 @@ void pack(const T *b, int64_t stride, int64_t k_size, int64_t n_size, bool trans
     }
 }
 
+// Two numbers of a factor that follow each other along the inner dimension, as bfloat16, the first in the lower half. One
+// instruction multiplies 16 pairs with 16 others and adds both products to 16 sums in single precision.
+using Pair = uint32_t;
+
+// What the entries of two factors, numbers or pairs, add to a vector of sums.
+template <typename P> struct Factor {
+    using Sum = P;
+    using Vector = typename Panel<P>::Vector;
+    static void add(Vector &sum, P a, Vector b) { sum += a * b; }
+};
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+
+template <> struct Factor<Pair> {
+    using Sum = float;
+    using Vector = typename Panel<float>::Vector;
+    static void add(Vector &sum, Pair a, Panel<Pair>::Vector b) {
+        sum = (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
+    }
+};
+
+inline int64_t pairs_of(int64_t size) { return (size + 1) / 2; }
+inline __m512 some_of(const float *from, int64_t count) {
+    return _mm512_maskz_loadu_ps(_cvtu32_mask16(count >= 16 ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1), from);
+}
+// The pairs of a row of numbers; `out` has room for a multiple of 16.
+inline void pair_up(const float *from, int64_t size, Pair *out) {
+    for (int64_t i = 0; i < size; i += 32)
+        _mm512_storeu_si512(out + i / 2, (__m512i)_mm512_cvtne2ps_pbh(some_of(from + i + 16, size - i - 16), some_of(from + i, size - i)));
+}
+// The pairs of two rows, one above the other; null for a second row of zeros.
+inline void pair_up(const float *first, const float *second, int64_t size, Pair *out) {
+    for (int64_t i = 0; i < size; i += 16) {
+        __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(some_of(first + i, size - i)));
+        __m512 above = second == nullptr ? _mm512_setzero_ps() : some_of(second + i, size - i);
+        __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(above)), 16);
+        __mmask16 mask = _cvtu32_mask16(size - i >= 16 ? 0xffff : (1u << (size - i)) - 1);
+        _mm512_mask_storeu_epi32(out + i, mask, _mm512_or_si512(low, high));
+    }
+}
+// `pack` for a right factor in pairs: [panel, K / 2, COLUMNS].
+inline void pack(const float *b, int64_t stride, int64_t k_size, int64_t n_size, bool transposed, Pair *packed) {
+    constexpr int64_t columns = Panel<Pair>::COLUMNS, lanes = Panel<Pair>::LANES;
+    static thread_local std::vector<float> panel;
+    panel.resize(columns * k_size);
+    for (int64_t first = 0; first < n_size; first += columns) {
+        int64_t used = std::min(columns, n_size - first), width = (used + lanes - 1) / lanes * lanes;
+        pack(b + first * (transposed ? stride : 1), stride, k_size, used, transposed, panel.data());
+        for (int64_t k = 0; k < k_size; k += 2, packed += width)
+            pair_up(&panel[k * width], k + 1 < k_size ? &panel[(k + 1) * width] : nullptr, width, packed);
+    }
+}
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
 // The left factor A of a product as it is, and ROWS rows of one that are packed, [K, ROWS].
-template <typename T> struct Plain {
-    const T *at;
+template <typename P> struct Plain {
+    using Entry = P;
+    const P *at;
     int64_t stride;
 
-    T entry(int64_t row, int64_t k) const { return at[row * stride + k]; }
+    P entry(int64_t row, int64_t k) const { return at[row * stride + k]; }
     Plain from(int64_t row) const { return {at + row * stride, stride}; }
 };
-template <typename T> struct Tile {
-    const T *at;
+template <typename P> struct Tile {
+    using Entry = P;
+    const P *at;
 
-    T entry(int64_t row, int64_t k) const { return at[k * ROWS + row]; }
+    P entry(int64_t row, int64_t k) const { return at[k * ROWS + row]; }
     Tile from(int64_t row) const { return {at + row}; }
 };
 
 // Some rows of C (+)= A B for a panel of B that is `vectors` wide.
-template <typename T, int rows, int vectors, typename Left>
-void multiply_block(Left a, const T *panel, int64_t k_size, T *c, int64_t c_stride, int64_t columns, bool accumulate) {
+template <typename P, int rows, int vectors, typename Left, typename T>
+void multiply_block(Left a, const P *panel, int64_t k_size, T *c, int64_t c_stride, int64_t columns, bool accumulate) {
     using Vector = typename Panel<T>::Vector;
     constexpr int width = vectors * Panel<T>::LANES;
     Vector sums[rows][vectors] = {};
     for (int64_t k = 0; k < k_size; k++, panel += width) {
-        const Vector *b = reinterpret_cast<const Vector *>(panel);
+        const auto *b = reinterpret_cast<const typename Panel<P>::Vector *>(panel);
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++)
 #pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++) sums[row][j] += a.entry(row, k) * b[j];
+            for (int j = 0; j < vectors; j++) Factor<P>::add(sums[row][j], a.entry(row, k), b[j]);
     }
     if (columns == width) {
 #pragma GCC unroll 8
@@ -135,47 +198,61 @@ void multiply_block(Left a, const T *panel, int64_t k_size, T *c, int64_t c_stri
 }
 
 // The same for all m rows of A, or where m is less than `rows` for those.
-template <typename T, int rows, int vectors, typename Left>
-void multiply_rows(int64_t m, Left a, const T *panel, int64_t k_size, T *c, int64_t c_stride, int64_t columns,
+template <typename P, int rows, int vectors, typename Left, typename T>
+void multiply_rows(int64_t m, Left a, const P *panel, int64_t k_size, T *c, int64_t c_stride, int64_t columns,
                    bool accumulate) {
     int64_t row = 0;
     for (; row + rows <= m; row += rows)
-        multiply_block<T, rows, vectors>(a.from(row), panel, k_size, c + row * c_stride, c_stride, columns, accumulate);
+        multiply_block<P, rows, vectors>(a.from(row), panel, k_size, c + row * c_stride, c_stride, columns, accumulate);
     if constexpr (rows > 1)
         if (row < m)
-            multiply_rows<T, rows - 1, vectors>(m - row, a.from(row), panel, k_size, c + row * c_stride, c_stride,
+            multiply_rows<P, rows - 1, vectors>(m - row, a.from(row), panel, k_size, c + row * c_stride, c_stride,
                                                 columns, accumulate);
 }
 
 // The same for a panel of any width up to `vectors`.
-template <typename T, int vectors, typename... Rest>
+template <typename P, int vectors, typename... Rest>
 void multiply_panel(int64_t width, int64_t m, const Rest &...rest) {
-    if (width == vectors * Panel<T>::LANES)
-        multiply_rows<T, ROWS, vectors>(m, rest...);
+    if (width == vectors * Panel<P>::LANES)
+        multiply_rows<P, ROWS, vectors>(m, rest...);
     else if constexpr (vectors > 1)
-        multiply_panel<T, vectors - 1>(width, m, rest...);
+        multiply_panel<P, vectors - 1>(width, m, rest...);
 }
 
-// C [M, N] (+)= A [M, K] B [K, N], B packed.
-template <typename T, typename Left>
+// C [M, N] (+)= A [M, K] B [K, N], B packed, both of numbers or of pairs.
+template <typename Left, typename T>
 void multiply(int64_t m_size, int64_t n_size, int64_t k_size, Left a, const void *packed, T *c, int64_t c_stride,
               bool accumulate) {
-    constexpr int64_t columns = Panel<T>::COLUMNS, lanes = Panel<T>::LANES;
-    const T *panel = static_cast<const T *>(packed);
+    using P = typename Left::Entry;
+    constexpr int64_t columns = Panel<P>::COLUMNS, lanes = Panel<P>::LANES;
+    const P *panel = static_cast<const P *>(packed);
     for (int64_t first = 0; first < n_size; first += columns, panel += columns * k_size) {
         int64_t used = std::min(columns, n_size - first);
-        multiply_panel<T, VECTORS>((used + lanes - 1) / lanes * lanes, m_size, a, panel, k_size, c + first, c_stride,
+        multiply_panel<P, VECTORS>((used + lanes - 1) / lanes * lanes, m_size, a, panel, k_size, c + first, c_stride,
                                    used, accumulate);
     }
 }
 
+#if defined(__AVX512BF16__)
+// The same with A as it is, which is rounded to pairs on the way, and B packed in pairs.
+inline void multiply_rounded(int64_t m_size, int64_t n_size, int64_t k_size, const float *a, int64_t a_stride,
+                             const void *packed, float *c, int64_t c_stride, bool accumulate) {
+    static thread_local std::vector<Pair> left;
+    int64_t stride = (k_size + 31) / 32 * 16;
+    left.resize(m_size * stride);
+    for (int64_t row = 0; row < m_size; row++) pair_up(a + row * a_stride, k_size, &left[row * stride]);
+    multiply(m_size, n_size, pairs_of(k_size), Plain<Pair>{left.data(), stride}, packed, c, c_stride, accumulate);
+}
+#endif
+
 // Rows `first` to `last` of C [M, N] = A^T B for A [K, M], whose rows are `a_stride` apart, and B [K, N], as gradients of
-// weights are: K is large. Pieces of both factors are packed on the way, so that they stay in the core's cache.
-template <typename T>
+// weights are: K is large. Pieces of both factors are packed on the way, as numbers or pairs P, so that they stay in the
+// core's cache.
+template <typename P, typename T>
 void multiply_transposed(int64_t first, int64_t last, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride,
                          const T *b, T *c) {
-    constexpr int64_t depth = 256, width = 5 * Panel<T>::COLUMNS, height = 8 * ROWS;
-    static thread_local std::vector<T> left, right;
+    constexpr int64_t depth = 256, width = 5 * Panel<T>::COLUMNS, height = 8 * ROWS, each = std::is_same_v<P, T> ? 1 : 2;
+    static thread_local std::vector<P> left, right;
     left.resize(height * depth), right.resize(depth * width);
     if (k_size == 0) std::fill(c + first * n_size, c + last * n_size, T(0));
     for (int64_t j = 0; j < n_size; j += width)
@@ -184,19 +261,22 @@ void multiply_transposed(int64_t first, int64_t last, int64_t n_size, int64_t k_
             pack(b + k * n_size + j, n_size, deep, wide, false, right.data());
             for (int64_t row = first; row < last; row += height) {
                 int64_t high = std::min<int64_t>(height, last - row);
-                for (int64_t i = 0; i < deep; i++) {
+                for (int64_t i = 0; i < deep; i += each) {
                     const T *from = a + (k + i) * a_stride + row;
                     for (int64_t tile = 0; tile < high; tile += ROWS) {
-                        T *to = &left[tile * depth + i * ROWS];
-                        if (tile + ROWS <= high)
+                        P *to = &left[tile * depth + i / each * ROWS];
+                        int64_t some = std::min<int64_t>(ROWS, high - tile);
+                        if constexpr (each == 2)
+                            pair_up(from + tile, i + 1 < deep ? from + tile + a_stride : nullptr, some, to);
+                        else if (some == ROWS)
                             memcpy(to, from + tile, ROWS * sizeof(T));  // of a size that is known
                         else
-                            memcpy(to, from + tile, (high - tile) * sizeof(T));
+                            memcpy(to, from + tile, some * sizeof(T));
                     }
                 }
                 for (int64_t tile = 0; tile < high; tile += ROWS)
-                    multiply(std::min<int64_t>(ROWS, high - tile), wide, deep, Tile<T>{&left[tile * depth]},
-                             right.data(), c + (row + tile) * n_size + j, n_size, k > 0);
+                    multiply(std::min<int64_t>(ROWS, high - tile), wide, (deep + each - 1) / each,
+                             Tile<P>{&left[tile * depth]}, right.data(), c + (row + tile) * n_size + j, n_size, k > 0);
             }
         }
 }

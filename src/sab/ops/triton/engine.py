@@ -100,6 +100,11 @@ def _provides(kind: str, name: str) -> bool:
     return functions is not None
 
 
+def rounds(x: Tensor) -> bool:
+    """No: bfloat16 is a compute type here."""
+    return False
+
+
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:
     """A tensor for the weights as both loops read them, or None where they take them as they are."""
     return small.pack(plan, weights, compute) if _is_small(plan) else None
