@@ -832,7 +832,7 @@ extern "C" bool sab_has_pairs() { return HAS_PAIRS; }
 extern "C" void sab_pack_pairs([[maybe_unused]] const float *b, [[maybe_unused]] int64_t stride,
                                [[maybe_unused]] int64_t k_size, [[maybe_unused]] int64_t n_size,
                                [[maybe_unused]] bool transposed, [[maybe_unused]] Pair *packed) {
-#if defined(__AVX512BF16__)
+#if defined(HAS_BFLOAT16)
     pack(b, stride, k_size, n_size, transposed, packed);
 #endif
 }

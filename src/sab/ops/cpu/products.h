@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define HAS_BFLOAT16
 #include <immintrin.h>
 #endif
 
@@ -105,7 +106,7 @@ template <typename P> struct Factor {
     using Vector = typename Panel<P>::Vector;
     static void add(Vector &sum, P a, Vector b) { sum += a * b; }
 };
-#if defined(__AVX512BF16__)
+#if defined(HAS_BFLOAT16)
 constexpr bool HAS_PAIRS = true;
 
 template <> struct Factor<Pair> {
@@ -125,14 +126,15 @@ inline void pair_up(const float *from, int64_t size, Pair *out) {
     for (int64_t i = 0; i < size; i += 32)
         _mm512_storeu_si512(out + i / 2, (__m512i)_mm512_cvtne2ps_pbh(some_of(from + i + 16, size - i - 16), some_of(from + i, size - i)));
 }
-// The pairs of two rows, one above the other; null for a second row of zeros.
+// The pairs of two rows, one above the other; null for a second row of zeros. `out` has room for a multiple of 8.
 inline void pair_up(const float *first, const float *second, int64_t size, Pair *out) {
-    for (int64_t i = 0; i < size; i += 16) {
-        __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(some_of(first + i, size - i)));
-        __m512 above = second == nullptr ? _mm512_setzero_ps() : some_of(second + i, size - i);
-        __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(above)), 16);
-        __mmask16 mask = _cvtu32_mask16(size - i >= 16 ? 0xffff : (1u << (size - i)) - 1);
-        _mm512_mask_storeu_epi32(out + i, mask, _mm512_or_si512(low, high));
+    for (int64_t i = 0; i < size; i += 8) {
+        __mmask8 mask = _cvtu32_mask8(size - i >= 8 ? 0xff : (1u << (size - i)) - 1);
+        auto widened = [&](const float *row) {
+            return _mm256_cvtepu16_epi32((__m128i)_mm256_cvtneps_pbh(_mm256_maskz_loadu_ps(mask, row + i)));
+        };
+        __m256i above = second == nullptr ? _mm256_setzero_si256() : _mm256_slli_epi32(widened(second), 16);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i), _mm256_or_si256(widened(first), above));
     }
 }
 // `pack` for a right factor in pairs: [panel, K / 2, COLUMNS].
@@ -233,7 +235,7 @@ void multiply(int64_t m_size, int64_t n_size, int64_t k_size, Left a, const void
     }
 }
 
-#if defined(__AVX512BF16__)
+#if defined(HAS_BFLOAT16)
 // The same with A as it is, which is rounded to pairs on the way, and B packed in pairs.
 inline void multiply_rounded(int64_t m_size, int64_t n_size, int64_t k_size, const float *a, int64_t a_stride,
                              const void *packed, float *c, int64_t c_stride, bool accumulate) {
@@ -263,6 +265,9 @@ void multiply_transposed(int64_t first, int64_t last, int64_t n_size, int64_t k_
                 int64_t high = std::min<int64_t>(height, last - row);
                 for (int64_t i = 0; i < deep; i += each) {
                     const T *from = a + (k + i) * a_stride + row;
+                    for (int64_t ahead = 16; ahead < 16 + each; ahead++)  // rows are too far apart to be foreseen
+                        for (int64_t j = 0; j < high; j += 64 / int64_t(sizeof(T)))
+                            __builtin_prefetch(from + ahead * a_stride + j);
                     for (int64_t tile = 0; tile < high; tile += ROWS) {
                         P *to = &left[tile * depth + i / each * ROWS];
                         int64_t some = std::min<int64_t>(ROWS, high - tile);
