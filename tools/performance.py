@@ -16,6 +16,7 @@ from sab.lab.report.performance import (
     line,
     lines,
     load,
+    ratios_in_float32,
     show_time,
     speedup,
     summary,
@@ -54,6 +55,9 @@ def page_part(records: Sequence[Record]) -> str:
     sentences = summary(records, names_missed=False)  # the table has them
     rows = ([_unbroken(cell) for cell in one] for record in required for one in lines(record, judged=True))
     parts = [*sentences, markdown(HEADER, rows)]
+    if in_float32 := ratios_in_float32(required):
+        ratios = "; ".join(f"{name} {ratio:.2f}" for name, ratio in in_float32.items())
+        parts.append(f"On the CPU with both sides in float32, as without autocast: {ratios}.")
     drawn = [record for axis in SWEPT for record in swept_records(records, axis)]
     if drawn:
         parts.append(f"![Time of a step against T, n and B](images/{PICTURE})")

@@ -192,3 +192,19 @@ def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
     headers = [str(column.header) for column in performance.table([cpu]).columns]
     assert headers == ["case", "n", "B", "T", "ours, ms", "torch.nn, ms", "ratio"]
     assert len(performance.table([record(), cpu]).columns) == 9
+
+
+def test_ratios_in_float32_are_those_of_the_cpu_in_two_precisions() -> None:
+    def times(median: float) -> dict[str, Any]:
+        return {"eager": {timing.BOTH: {"median": median, "min": median, "repeats": 9}}}
+
+    milliseconds = {
+        "ours float32": times(6.0),
+        "ours bfloat16": times(3.0),
+        "nn.LSTM float32": times(4.0),
+        "nn.LSTM autocast": times(1.0),
+    }
+    both = record("F", device="cpu (x86_64)", precisions=["float32", "bfloat16"], milliseconds=milliseconds)
+    alone = record("G", device="cpu (x86_64)", precisions=["float32"], milliseconds=milliseconds)
+    on_gpu = record("A", precisions=["float32", "bfloat16"], milliseconds=milliseconds)
+    assert performance.ratios_in_float32([both, alone, on_gpu]) == {"F": 1.5}

@@ -168,6 +168,18 @@ def fastest(record: Record, way: str, chosen: str, side: str) -> dict[str, float
     return min(found, key=lambda times: times["median"])
 
 
+def ratios_in_float32(records: Iterable[Record]) -> dict[str, float]:
+    """By the names of lines, where a CPU was measured in two precisions: our time over torch.nn's, both in float32."""
+    found: dict[str, float] = {}
+    for record in records:
+        if record["device"].startswith("cpu") and len(record["precisions"]) > 1 and "error" not in record:
+            times = [ways["eager"] for name, ways in record["milliseconds"].items() if name.endswith("float32")]
+            for chosen in times[0]:
+                ours, theirs = (side[chosen]["median"] for side in times)
+                found[row_label(record["case"], chosen)] = ours / theirs
+    return found
+
+
 def _side(name: str, is_ours: str, record: Record) -> str:
     if name == record.get("beside"):
         return name
