@@ -294,6 +294,17 @@ def test_the_target_is_an_entry_of_a_steps_output() -> None:
         torch.testing.assert_close(norms, part.norm(dim=-1))
 
 
+def test_a_trace_is_printed_in_a_few_lines() -> None:
+    layer, x = make_layer("lstm", 3, 5, k_top=2, k_att=1), randn(12, 1, 3)
+    randomize_surely(layer, x)
+    found = sab.trace(layer, x, 12, 0)
+    first, *paths = repr(found).splitlines()
+    assert first == f"Trace of 12 steps, target {found.value:.4g} at step 12, {len(found.paths)} paths:"
+    assert [path.strip() for path in paths] == [repr(path) for path in found.paths[:3]]
+    step, kept_at = found.paths[0].skips[0]
+    assert repr(found.paths[0]).startswith(f"Path({step} read {kept_at}")
+
+
 def test_without_a_memory_all_credit_comes_along_the_chain() -> None:
     trace = sab.trace(sab.SABLSTM(2, 4, k_top=0, k_trunc=3), torch.randn(8, 2))
     assert trace.paths == ()

@@ -80,4 +80,6 @@ def share(truncated: float | None, sab: float | None, full: float | None, higher
     if distance <= 0:
         return "full is not better"
     closed = 100 * (sab - truncated if higher_is_better else truncated - sab) / distance
+    if closed < 0:
+        return "none: behind truncated"
     return f"{closed:.0f} %" if closed <= MOST else f"over {MOST} %"

@@ -23,7 +23,7 @@ from sab.ops.backtrack import Arriving, Backtracked, Layer, Replay, Skip, backtr
 from sab.state import Attention, SABHidden, SABState
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Path:
     """One way of the gradient: along the chain to the first skip, over it, along the chain to the next, and so on, up
     to the microstate that the last skip leads to."""
@@ -37,6 +37,10 @@ class Path:
     share: float
     """The norm as a part of the sum of the norms of all paths and of the rest of each step."""
 
+    def __repr__(self) -> str:
+        hops = ", ".join(f"{skip.step} read {skip.kept_at}" for skip in self.skips)
+        return f"Path({hops}; norm {self.norm:.3g}, share {self.share:.1%})"
+
 
 class Credit(NamedTuple):
     """Norms of the gradients that arrive at the hidden state of each step, [T]; norms of parts do not add up."""
@@ -47,7 +51,7 @@ class Credit(NamedTuple):
     skip: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """What each step of one sequence read, and how a target's gradient came back to its hidden states.
 
@@ -77,6 +81,11 @@ class Trace:
     """The paths with the largest norms, largest first."""
     rest: Tensor
     """What all other paths bring, [T, n]: `skip` is this and the gradients of the paths that end at the step."""
+
+    def __repr__(self) -> str:
+        target = "" if self.target_step is None else f" at step {self.target_step}"
+        shown = "".join(f"\n  {path}" for path in self.paths[:3])
+        return f"Trace of {len(self.numbers)} steps, target {self.value:.4g}{target}, {len(self.paths)} paths:{shown}"
 
     @property
     def total(self) -> Tensor:

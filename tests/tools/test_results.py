@@ -177,6 +177,7 @@ def test_the_distance_that_is_closed() -> None:
     assert "| Adding T = 200 | not run | 0.00001 | not run | – | 67 % |" in text
     assert "†" not in text
     assert distance.share(0.5, 0.9, 0.501, higher_is_better=True) == "over 999 %"
+    assert distance.share(0.5, 0.4, 0.9, higher_is_better=True) == "none: behind truncated"
     stale = record("copying-100-bptt-ours", value=0.6, config={**ROWS["copying-100-bptt-ours"].config(1).to_json()})
     stale["config"]["training"]["iterations"] = 5
     assert "60.0 †" in distance.part(by_row(stale))
