@@ -235,7 +235,8 @@ def runnable() -> list[str]:
     """The variants whose instructions this machine has, best first."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.is_file() else []
-    needed = {"x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "x86-64-v3": {"avx2", "fma"}}
+    v4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    needed = {"cooperlake": {*v4, "avx512_bf16", "avx512_vnni"}, "x86-64-v4": v4, "x86-64-v3": {"avx2", "fma"}}
     return [name for name in build.VARIANTS if needed.get(name, set()) <= set(flags)]
 
 
@@ -264,6 +265,7 @@ def test_every_variant_computes_what_the_reference_does(
         found.append([output, *gradients([output], [x, *layer.parameters()])])
     for actual, expected in zip(*found, strict=True):
         assert_close(actual, expected)
+    assert loader.has_pairs() == (variant == "cooperlake")
 
 
 @needs_binutils

@@ -23,8 +23,11 @@ COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", *(["-mpr
 FLAGS = [*COMMON, f"-march={ARCHITECTURE}"]
 THREADING = ("-fopenmp", "-fopenmp-simd")
 """With threads, or where the compiler has no OpenMP library without them."""
-VARIANTS = {"x86-64-v4": "_v4", "x86-64-v3": "_v3", "x86-64": "_v1"}
-"""The processors that the library of an x86-64 wheel has loops for, best first, with the ends of their names there."""
+VARIANTS = {"cooperlake": "_v4b", "x86-64-v4": "_v4", "x86-64-v3": "_v3", "x86-64": "_v1"}
+"""The processors that the library of an x86-64 wheel has loops for, best first, with the ends of their names there.
+
+The first is any that multiplies bfloat16 in vectors of 512 bits.
+"""
 
 
 class BuildError(RuntimeError):
