@@ -146,7 +146,7 @@ def test_threads_that_share_products_give_the_same(
     leaves = [x, *layer.parameters()]
     output = layer(x)[0]
     expected = gradients([output], leaves)
-    monkeypatch.setattr(cpu, "LARGEST_OWN", 0)
+    monkeypatch.setattr(cpu, "LARGEST_WITH_OWN_ROWS", 0)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -167,6 +167,16 @@ def test_products_are_shared_where_weights_are_large_or_rows_few(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert cpu.shares_products(weights, rows) == shares
+
+
+@needs_library
+@pytest.mark.parametrize("shares", [False, True])
+def test_no_row_at_all(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer leaves out an empty batch by itself, but not inside of a transform."""
+    monkeypatch.setattr(cpu, "shares_products", lambda *_: shares)
+    layer = make_layer("lstm", 3, 8, backend="cpu")
+    with torch.no_grad():
+        assert torch.vmap(lambda x: layer(x)[0])(randn(2, 3, 0, 3)).shape == (2, 3, 0, 8)
 
 
 @needs_library

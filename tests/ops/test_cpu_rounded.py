@@ -13,7 +13,7 @@ from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from tests.ops.cases import CELLS, INCORPORATIONS, SCORERS, gradients, make_layer, randn, randomize
 
-needs_pairs = pytest.mark.skipif(not loader.has_pairs(), reason="this processor has no instructions for bfloat16")
+needs_bfloat16 = pytest.mark.skipif(not loader.has_bfloat16(), reason="this processor has no instructions for bfloat16")
 
 
 class RoundedLinear(torch.autograd.Function):
@@ -53,7 +53,7 @@ def error(one: Tensor, other: Tensor) -> float:
     return ((one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-3)).item()
 
 
-@needs_pairs
+@needs_bfloat16
 @pytest.mark.parametrize("size", [1, 2, 15, 33, 50])
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("shares", [False, True])
@@ -63,7 +63,7 @@ def test_products_are_those_of_rounded_factors(
     """All selected, so that rounding selects nothing else; sizes that fill no panel and no pair."""
     if shares:
         monkeypatch.setattr(cpu, "LARGEST_CACHED", 0)
-        monkeypatch.setattr(cpu, "LARGEST_OWN", 0)
+        monkeypatch.setattr(cpu, "LARGEST_WITH_OWN_ROWS", 0)
     options: dict[str, Any] = {"k_top": 20, "k_att": 1, "dtype": torch.float32}
     layers = {
         backend: randomize(make_layer(cell, 3, size, **options, backend=backend), scale=1 / size**0.5)
@@ -80,7 +80,7 @@ def test_products_are_those_of_rounded_factors(
         assert error(one, other) <= 0.2 * error(other, unrounded) + 2e-5, (error(one, other), error(other, unrounded))
 
 
-@needs_pairs
+@needs_bfloat16
 @pytest.mark.parametrize("incorporate", INCORPORATIONS)
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_part_is_within_rounding(scorer: str, incorporate: str) -> None:
@@ -95,7 +95,7 @@ def test_every_part_is_within_rounding(scorer: str, incorporate: str) -> None:
         assert (one - other).norm() <= 0.03 * other.norm() + 1e-4
 
 
-@needs_pairs
+@needs_bfloat16
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (7, 50, 3), (64, 10, 513), (130, 241, 300)])
 def test_gradients_of_weights_are_products_of_rounded_factors(m: int, n: int, k: int) -> None:
     left, right = randn(k, m + 3).float()[:, :m], randn(k, n, seed=2).float()
@@ -106,7 +106,7 @@ def test_gradients_of_weights_are_products_of_rounded_factors(m: int, n: int, k:
     assert error(found, rounded(left).double().t() @ rounded(right).double()) < 1e-6
 
 
-@needs_pairs
+@needs_bfloat16
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.4e38])
 def test_what_is_not_finite_is_so_in_bfloat16(value: float) -> None:
     """3.4e38 is beyond the largest number in bfloat16, to which it is rounded as to infinity."""
@@ -122,6 +122,37 @@ def test_what_is_not_finite_is_so_in_bfloat16(value: float) -> None:
     assert torch.equal(found.isnan(), expected.isnan())
 
 
+@needs_bfloat16
+@pytest.mark.parametrize("way", ["recompute", "compiled", "called outside"])
+def test_each_way_of_training_rounds_alike(way: str) -> None:
+    """Products of the backward are rounded as those of the forward, wherever autocast ends."""
+    options: dict[str, Any] = {"dtype": torch.float32, "backend": "cpu", "k_top": 5}
+    layer = make_layer("lstm", 4, 20, **options)
+    other = make_layer("lstm", 4, 20, **options, recompute=way == "recompute")
+    other.load_state_dict(layer.state_dict())
+    call = torch.compile(other, backend="aot_eager", fullgraph=True) if way == "compiled" else other
+    found = []
+    for one, inside in ((layer, True), (call, way != "called outside")):
+        x = randn(300 if way == "recompute" else 30, 3, 4).float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = one(x)[0]
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            output.square().sum().backward()
+        assert x.grad is not None
+        found.append([output, x.grad, *(p.grad for p in (layer if one is layer else other).parameters())])
+    for one, two in zip(*found, strict=True):
+        assert error(one, two) < 1e-4
+
+
+def test_what_was_recorded_where_it_could_round_runs_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an exported program does."""
+    layer, x = make_layer("lstm", 3, 20, dtype=torch.float32), randn(9, 4, 3).float()
+    expected = layer(x)[0]
+    monkeypatch.setattr(cpu, "can_round", lambda: False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x)[0], expected)
+
+
 def test_only_autocast_to_bfloat16_rounds() -> None:
     layer = make_layer("lstm", 3, 20, dtype=torch.float32)
     x = randn(9, 4, 3).float()
@@ -131,5 +162,5 @@ def test_only_autocast_to_bfloat16_rounds() -> None:
     double = make_layer("lstm", 3, 20)
     exact = double(x.double())[0]
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(layer(x)[0], expected) != loader.has_pairs()
+        assert torch.equal(layer(x)[0], expected) != loader.has_bfloat16()
         assert torch.equal(double(x.double())[0], exact)

@@ -381,6 +381,7 @@ class Widened:
 
     SUMS_BIASES = False
     LAST_GATE_ALONE = True
+    can_round = staticmethod(lambda: False)
     pack = staticmethod(cpu.pack)
     overwrites = staticmethod(lambda plan: ())  # all that is widened is a copy
     begins_with_output = staticmethod(cpu.begins_with_output)

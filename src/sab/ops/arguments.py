@@ -90,7 +90,7 @@ class Options(NamedTuple):
     compute: torch.dtype
     """The compute type."""
     rounds: bool
-    """Whether products round their factors to bfloat16, on a CPU under autocast."""
+    """Whether products may round their factors to bfloat16, if the engine can."""
 
     def config(self) -> SABConfig:
         """The memory's options; `attention_size` and `max_microstates` are in the shapes of the parameters."""

@@ -35,8 +35,8 @@ class Engine(Protocol):
         """Why it cannot run a configuration, or None where it can."""
         ...
 
-    def rounds(self, x: Tensor) -> bool:
-        """Whether products of a call with this input round factors of the compute type to bfloat16."""
+    def can_round(self) -> bool:
+        """Whether products can round factors in float32 to bfloat16 (`Options.rounds`)."""
         ...
 
     def pack(self, plan: Plan, weights: Weights, compute: torch.dtype) -> Tensor | None:

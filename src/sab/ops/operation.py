@@ -86,6 +86,7 @@ def call_of(
     initial = _FRESH if state is None else Initial(*state[:4], state.reads if config.counts_reads else None)
     scorer = weights.scorer if config.k_top > 0 else ScorerWeights()
     parameters = Parameters(*weights[:4], *scorer, *weights[5:])
+    compute = precision.compute_type(x, weights)
     options = Options(
         engine,
         cell_name,
@@ -102,8 +103,8 @@ def call_of(
         config.block_size if config.is_hierarchical else 0,
         config.blocks if config.is_hierarchical else 0,
         seen,
-        (compute := precision.compute_type(x, weights)),
-        compute == torch.float32 and engine_named(engine).rounds(x),
+        compute,
+        compute == torch.float32 and precision.may_round(x),
     )
     tensors = (*given, *initial, *parameters)
     is_plain = _is_plain(tensors)
@@ -201,7 +202,7 @@ def _forward(
 def _plan(given: Given, initial: Initial, parameters: Parameters, options: Options) -> Plan:
     config, seen = options.config(), options.seen
     plan = make_plan(given.x, initial.microstates, parameters.w_hh, parameters.w_memory, options.cell, config, seen)
-    return plan._replace(rounds=True) if options.rounds else plan
+    return plan._replace(rounds=_rounds(options))
 
 
 def _plan_of(buffers: Buffers, options: Options) -> Plan:
@@ -210,7 +211,11 @@ def _plan_of(buffers: Buffers, options: Options) -> Plan:
     slots, key_size = (0, 0) if keys is None else keys.shape[1:]
     first_slots = buffers.store.shape[0] - 1 - steps
     sizes = steps, batch, n, key_size, first_slots, slots
-    return Plan(options.cell, options.config(), options.seen, *sizes, options.rounds)
+    return Plan(options.cell, options.config(), options.seen, *sizes, _rounds(options))
+
+
+def _rounds(options: Options) -> bool:
+    return options.rounds and engine_named(options.engine).can_round()
 
 
 def _backward(

@@ -39,6 +39,11 @@ def compute_type(x: Tensor, weights: LayerWeights) -> torch.dtype:
     return dtype
 
 
+def may_round(x: Tensor) -> bool:
+    """Whether autocast asks for products in bfloat16 on the CPU, where it is no compute type."""
+    return x.device.type == "cpu" and is_autocast("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
 def state_type(compute: torch.dtype) -> torch.dtype:
     """The type of what is summed over many steps."""
     return torch.float32 if compute == torch.bfloat16 else compute

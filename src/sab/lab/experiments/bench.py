@@ -97,7 +97,7 @@ class Case:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Of our side: `float32`, on a GPU with TF32 as PyTorch is set to, and `bfloat16`, by autocast."""
-        has_both = self.device == "cuda" or (self.stream is None and loader.has_pairs())
+        has_both = self.device == "cuda" or (self.stream is None and loader.has_bfloat16())
         return ("float32", "bfloat16") if has_both else ("float32",)
 
     def kernels(self, chosen: str) -> tuple[Any, ...]:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sab import torch_private
 from sab.config import FORGETS, SABConfig
-from sab.ops import precision
 from sab.ops.arguments import Given, Options, Parameters
 from sab.ops.buffers import Buffers, Edges, Inputs, Prepared, Weights, Work, begin, cast, finish, gate_bias
 from sab.ops.cpu import loader
@@ -32,13 +31,10 @@ SUMS_BIASES = True
 LAST_GATE_ALONE = True
 LARGEST_CACHED = 1 << 20
 """Bytes of weights that stay in the cache of a core."""
-LARGEST_OWN = 1 << 23
+LARGEST_WITH_OWN_ROWS = 1 << 23
 """Bytes of recurrent weights above which threads always share each product."""
 FEWEST_OWN_ROWS = 8
-"""How many rows a thread must have for it to read weights again at every step that its core's cache does not hold."""
-
-
-_PACK_TYPES = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_bool, ctypes.c_void_p]
+"""Fewest rows of a thread for which it pays to fetch weights again at every step."""
 
 
 def unsupported(
@@ -67,12 +63,9 @@ def _index(kind: str, name: str | None) -> int:
     return -1 if name is None else loader.library().index(kind, registry.PARTS[kind][name].cpp)
 
 
-def rounds(x: Tensor) -> bool:
-    """Where autocast asks for bfloat16, on a processor that multiplies it faster."""
-    device = x.device.type
-    if device != "cpu" or not precision.is_autocast(device) or torch.get_autocast_dtype(device) != torch.bfloat16:
-        return False
-    return loader.has_pairs()
+def can_round() -> bool:
+    """Where the library was compiled for a processor that multiplies bfloat16 faster."""
+    return loader.has_bfloat16()
 
 
 def pack(plan: Plan, weights: Weights, compute: torch.dtype) -> None:
@@ -87,7 +80,7 @@ def overwrites(plan: Plan) -> Collection[str]:
 def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, saves: bool) -> Prepared:
     """The input's part of the gates, unless the loop makes it: step by step it stays in the cache.
 
-    Where the weights are too large for that, one product for all steps is faster, unless it could not be of bfloat16.
+    For larger weights one product over all steps is faster; torch's would not round its factors as others do then.
     """
     inputs = inputs_of(given, parameters, options)
     if not plan.rounds and (inputs.w_ih.numel() + parameters.w_hh.numel()) * inputs.w_ih.itemsize > LARGEST_CACHED:
@@ -190,7 +183,8 @@ class _Gradients(Gradients):
         found = rows.new_empty(height, width)
         sizes = height, width, count, torch.get_num_threads()
         run = function("outer", rows.dtype)
-        run(left.data_ptr(), left.stride(0), rows.data_ptr(), found.data_ptr(), *sizes, self.plan.rounds)
+        rounds = self.plan.rounds and not (self.plan.is_affine and height == 1)  # nor are the scores of affine scorers
+        run(left.data_ptr(), left.stride(0), rows.data_ptr(), found.data_ptr(), *sizes, rounds)
         return as_type(found, self.dtype)
 
 
@@ -243,10 +237,10 @@ def shares_products(weights_bytes: int, rows: int) -> bool:
     """Whether threads share each product, and wait for each other around it, or have rows of their own.
 
     Two threads with 16 rows each took 10 per cent less time with rows of their own at n = 512, and as long at 700; at
-    1,000 they took 10 per cent more. Others that want the cores delay a thread at every wait.
+    1,000 they took 10 per cent more. Other programs on the same cores lengthen every wait.
     """
     rows_each = rows // torch.get_num_threads()
-    return weights_bytes > LARGEST_OWN or (weights_bytes > LARGEST_CACHED and rows_each < FEWEST_OWN_ROWS)
+    return weights_bytes > LARGEST_WITH_OWN_ROWS or (weights_bytes > LARGEST_CACHED and rows_each < FEWEST_OWN_ROWS)
 
 
 def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes: int, rows: int) -> None:
@@ -258,10 +252,14 @@ def _run(direction: str, dtype: torch.dtype, arguments: Arguments, weights_bytes
         )
 
 
+_TYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
+"""The ends of the names of the compiled functions."""
+
+
 @cache
 def function(name: str, dtype: torch.dtype) -> Any:
     """A compiled function by its name, for numbers of this type."""
-    found = getattr(loader.library().functions, f"sab_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    found = getattr(loader.library().functions, f"sab_{name}_{_TYPES[dtype]}")
     found.restype = None if name in ("pack", "outer", "sketch", "blocks") else ctypes.c_int64
     if name in ("forward", "backward", "fewest_sketched"):
         found.argtypes = [ctypes.c_void_p]
@@ -276,14 +274,7 @@ def function(name: str, dtype: torch.dtype) -> Any:
     elif name == "block_room":
         found.argtypes = [ctypes.c_int64] * 2
     elif name == "pack":
-        found.argtypes = _PACK_TYPES
-    return found
-
-
-@cache
-def _pack_pairs() -> Any:
-    found = loader.library().functions.sab_pack_pairs
-    found.restype, found.argtypes = None, _PACK_TYPES
+        found.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_bool, ctypes.c_void_p]
     return found
 
 
@@ -296,6 +287,6 @@ def _pack(weight: Tensor, transposed: bool, rounds: bool) -> Tensor:
     columns = function("columns", weight.dtype)()
     panels = -(-outer // columns)
     packed = weight.new_empty(panels * (-(-inner // 2) if rounds else inner) * columns)
-    run = _pack_pairs() if rounds else function("pack", weight.dtype)
+    run = function("pack", torch.bfloat16 if rounds else weight.dtype)
     run(weight.data_ptr(), weight.stride(0), inner, outer, transposed, packed.data_ptr())
     return packed

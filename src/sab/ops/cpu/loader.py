@@ -35,7 +35,7 @@ except ImportError:  # Windows
 
 logger = logging.getLogger("sab")
 
-SYMBOLS = "sab_arguments_size sab_step_size sab_parts sab_has_pairs sab_pack_pairs".split()
+SYMBOLS = "sab_arguments_size sab_step_size sab_parts sab_has_bfloat16 sab_pack_bfloat16".split()
 SYMBOLS += [
     f"sab_{name}_{kind}"
     for name in "columns pack outer forward backward step fewest_sketched sketch block_room blocks select".split()
@@ -91,9 +91,9 @@ class Library:
                     f"the compiled loops take arguments of {size} bytes, not {expected}: "
                     "loop.cpp and arguments.py differ"
                 )
-        self.functions.sab_has_pairs.restype = ctypes.c_bool
-        self.has_pairs = bool(self.functions.sab_has_pairs())
-        """Whether products can round their factors to bfloat16: whether the processor has instructions for that."""
+        self.functions.sab_has_bfloat16.restype = ctypes.c_bool
+        self.has_bfloat16 = bool(self.functions.sab_has_bfloat16())
+        """Whether products can round their factors to bfloat16."""
         self.functions.sab_parts.restype = ctypes.c_char_p
         self.parts: dict[str, dict[str, int]] = {}
         """For each kind the names of its parts, with the indices that the compiled loops take."""
@@ -140,10 +140,10 @@ def unavailable() -> str | None:
 
 
 @torch_private.constant_result
-def has_pairs() -> bool:
+def has_bfloat16() -> bool:
     """Whether there is a library whose products can round their factors to bfloat16."""
     found = _find()
-    return not isinstance(found, str) and found.has_pairs
+    return not isinstance(found, str) and found.has_bfloat16
 
 
 @functools.cache

@@ -2,8 +2,8 @@
 //
 // Rows of a batch never meet inside the recurrence, so each thread takes a few rows through all the steps, then the next
 // few, and no two threads wait for each other: what these rows read stays in the core's cache. A thread begins with the
-// same rows in every pass, which may still be in the cache of its core, and a thread that is slowed down by others
-// leaves the rest of its rows to them. Only where the weights are too large for a core's own cache do the threads share each
+// same rows in every pass, which may still be in the cache of its core; idle threads take over groups that a delayed
+// thread has not begun. Only where the weights are much larger than that cache, or rows few, do the threads share each
 // matrix product instead, by columns, and wait for each other around it. Rows do meet in the weights' gradients: these
 // are large matrix products that the caller makes afterwards from what is stored here. Buffers are [time, row, feature]
 // but for the keys, [row, slot, key]. A microstate is not copied: it is the row of `store` with its hidden state.
@@ -144,15 +144,16 @@ template <typename T> int64_t fewest_sketched(const Arguments &a) {
     return is_sketched ? Sketch<T>::FEWEST : std::numeric_limits<int64_t>::max();
 }
 
-// Rows that a thread takes through all steps at a time, at most: one number of each is a line of the cache, so that two
-// threads do not write to the same one.
+// Rows that a thread takes through all steps at a time, at most. One number of each fills a line of the cache, which two
+// threads then seldom write to at once.
 constexpr int64_t GROUP = 16;
 
-// The threads of a pass. OpenMP's barrier spins for milliseconds, which is what a thread loses at each one where the
-// other that it waits for has to share its core.
+// The threads of a pass. OpenMP's barrier spins for milliseconds: if another program holds a core, the spinning thread
+// keeps the late one from running.
 class Team {
     alignas(64) std::atomic<int64_t> arrived{0};
-    alignas(64) std::atomic<int64_t> meetings{0};
+    alignas(64) std::atomic<int64_t> generation{0};
+    static constexpr int64_t SPINS = 10000;  // some microseconds
 
   public:
     static int64_t number() {
@@ -169,16 +170,16 @@ class Team {
         return 1;
 #endif
     }
-    // Waits until all threads have come here; after some microseconds others may have the core meanwhile.
+    // Waits until all threads have come here: spins for a while, then yields the core.
     void meet() {
-        int64_t meeting = meetings;
+        int64_t now = generation;
         if (++arrived == count()) {
             arrived = 0;
-            meetings = meeting + 1;
+            generation = now + 1;
             return;
         }
-        for (int64_t looks = 0; meetings == meeting; looks++)
-            if (looks > 10000) std::this_thread::yield();
+        for (int64_t spins = 0; generation == now; spins++)
+            if (spins > SPINS) std::this_thread::yield();
     }
 };
 
@@ -381,9 +382,9 @@ template <typename T> class Pass {
     // The rows of a weight that is not packed are k_size apart, or as far as the last argument.
     void product(int64_t n_size, int64_t k_size, const T *left, int64_t left_stride, const void *packed, T *out,
                  int64_t out_stride, bool accumulate, int64_t weight_stride = 0) const {
-        int64_t factor_stride = a.unpacked && weight_stride > 0 ? weight_stride : a.rounds ? (k_size + 1) / 2 : k_size;
+        int64_t factor_stride = a.unpacked && weight_stride > 0 ? weight_stride : a.rounds ? pairs_of(k_size) : k_size;
         auto some = [&](int64_t m_size, int64_t n_size, const T *left, const T *factor, T *out) {
-            if constexpr (HAS_PAIRS && std::is_same_v<T, float>)
+            if constexpr (CAN_ROUND<T>)
                 if (a.rounds)
                     return multiply_rounded(m_size, n_size, k_size, left, left_stride, factor, out, out_stride, accumulate);
             if (a.unpacked)
@@ -727,14 +728,15 @@ template <typename T> class Pass {
     }
 };
 
+constexpr int64_t ONE_EACH = 0;  // in the place of a number of parts: one for each thread
+
 // Runs work(part, parts) for each part on a team of threads: torch's own where it uses OpenMP too, so that no two teams
-// compete for the cores. A thread begins with its own parts and goes on with those that others have not begun; without
-// a number of parts there is one for each thread.
+// compete for the cores. A thread begins with its own parts and goes on with those that others have not begun.
 template <typename Work> void share(Team &team, int64_t threads, int64_t parts, const Work &work) {
     std::vector<std::atomic<bool>> taken(std::max(threads, parts));
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        int64_t all = parts > 0 ? parts : Team::count(), begin = all * Team::number() / Team::count();
+        int64_t all = parts == ONE_EACH ? Team::count() : parts, begin = all * Team::number() / Team::count();
         for (int64_t i = 0; i < all; i++)
             if (int64_t part = (begin + i) % all; !taken[part].exchange(true)) work(part, all);
         team.meet();
@@ -743,16 +745,17 @@ template <typename Work> void share(Team &team, int64_t threads, int64_t parts, 
 
 // Runs a pass. Returns 0, or 1 where the library does not have one of the parts or of the precisions.
 template <typename T> int64_t run(const Arguments &arguments, bool is_forward) {
-    if (!check(arguments) || (arguments.rounds && !(HAS_PAIRS && std::is_same_v<T, float>))) return 1;
+    if (!check(arguments) || (arguments.rounds && !CAN_ROUND<T>)) return 1;
+    if (arguments.batch == 0) return 0;
     const Turns<T> turns(arguments);
     Team team;
-    auto pass = [&](int64_t part, int64_t parts) {
+    auto take = [&](int64_t part, int64_t parts) {
         Pass<T> pass(arguments, turns, team, part, parts);
         is_forward ? pass.forward() : pass.backward();
     };
     int64_t batch = arguments.batch, threads = arguments.shared ? arguments.threads : std::min(arguments.threads, batch);
     int64_t groups = (batch + threads * GROUP - 1) / (threads * GROUP);
-    share(team, threads, arguments.shared ? 0 : std::min(threads * groups, batch), pass);
+    share(team, threads, arguments.shared ? ONE_EACH : std::min(threads * groups, batch), take);
     return 0;
 }
 
@@ -762,9 +765,9 @@ void outer(const T *a, int64_t a_stride, const T *b, T *c, int64_t m_size, int64
            bool rounds) {
     int64_t tiles = (m_size + ROWS - 1) / ROWS;
     Team team;
-    share(team, m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles), 0, [&](int64_t part, int64_t parts) {
+    share(team, m_size * n_size * k_size < (1 << 18) ? 1 : std::min(threads, tiles), ONE_EACH, [&](int64_t part, int64_t parts) {
         int64_t first = tiles * part / parts * ROWS, last = std::min(tiles * (part + 1) / parts * ROWS, m_size);
-        if constexpr (HAS_PAIRS && std::is_same_v<T, float>)
+        if constexpr (CAN_ROUND<T>)
             if (rounds) return multiply_transposed<Pair>(first, last, n_size, k_size, a, a_stride, b, c);
         multiply_transposed<T>(first, last, n_size, k_size, a, a_stride, b, c);
     });
@@ -827,12 +830,12 @@ template <typename T> int64_t step(const Arguments &layer, const Step &s) {
 }
 
 // Whether products can round their factors to bfloat16 (`Arguments::rounds`).
-extern "C" bool sab_has_pairs() { return HAS_PAIRS; }
+extern "C" bool sab_has_bfloat16() { return CAN_ROUND<float>; }
 // `sab_pack_float` for these, [panel, K / 2, COLUMNS] of four bytes.
-extern "C" void sab_pack_pairs([[maybe_unused]] const float *b, [[maybe_unused]] int64_t stride,
+extern "C" void sab_pack_bfloat16([[maybe_unused]] const float *b, [[maybe_unused]] int64_t stride,
                                [[maybe_unused]] int64_t k_size, [[maybe_unused]] int64_t n_size,
                                [[maybe_unused]] bool transposed, [[maybe_unused]] Pair *packed) {
-#if defined(HAS_BFLOAT16)
+#if defined(SAB_BFLOAT16)
     pack(b, stride, k_size, n_size, transposed, packed);
 #endif
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#define HAS_BFLOAT16
+#define SAB_BFLOAT16
 #include <immintrin.h>
 #endif
 
@@ -100,34 +100,37 @@ void pack(const T *b, int64_t stride, int64_t k_size, int64_t n_size, bool trans
 // instruction multiplies 16 pairs with 16 others and adds both products to 16 sums in single precision.
 using Pair = uint32_t;
 
+inline int64_t pairs_of(int64_t size) { return (size + 1) / 2; }
+// Whether products of numbers of a type can be made of pairs.
+#if defined(SAB_BFLOAT16)
+template <typename T> constexpr bool CAN_ROUND = std::is_same_v<T, float>;
+#else
+template <typename T> constexpr bool CAN_ROUND = false;
+#endif
+
 // What the entries of two factors, numbers or pairs, add to a vector of sums.
 template <typename P> struct Factor {
-    using Sum = P;
     using Vector = typename Panel<P>::Vector;
     static void add(Vector &sum, P a, Vector b) { sum += a * b; }
 };
-#if defined(HAS_BFLOAT16)
-constexpr bool HAS_PAIRS = true;
-
+#if defined(SAB_BFLOAT16)
 template <> struct Factor<Pair> {
-    using Sum = float;
     using Vector = typename Panel<float>::Vector;
     static void add(Vector &sum, Pair a, Panel<Pair>::Vector b) {
         sum = (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
     }
 };
 
-inline int64_t pairs_of(int64_t size) { return (size + 1) / 2; }
-inline __m512 some_of(const float *from, int64_t count) {
+inline __m512 load_up_to_16(const float *from, int64_t count) {
     return _mm512_maskz_loadu_ps(_cvtu32_mask16(count >= 16 ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1), from);
 }
 // The pairs of a row of numbers; `out` has room for a multiple of 16.
-inline void pair_up(const float *from, int64_t size, Pair *out) {
+inline void pairs_along(const float *from, int64_t size, Pair *out) {
     for (int64_t i = 0; i < size; i += 32)
-        _mm512_storeu_si512(out + i / 2, (__m512i)_mm512_cvtne2ps_pbh(some_of(from + i + 16, size - i - 16), some_of(from + i, size - i)));
+        _mm512_storeu_si512(out + i / 2, (__m512i)_mm512_cvtne2ps_pbh(load_up_to_16(from + i + 16, size - i - 16), load_up_to_16(from + i, size - i)));
 }
 // The pairs of two rows, one above the other; null for a second row of zeros. `out` has room for a multiple of 8.
-inline void pair_up(const float *first, const float *second, int64_t size, Pair *out) {
+inline void pairs_across(const float *first, const float *second, int64_t size, Pair *out) {
     for (int64_t i = 0; i < size; i += 8) {
         __mmask8 mask = _cvtu32_mask8(size - i >= 8 ? 0xff : (1u << (size - i)) - 1);
         auto widened = [&](const float *row) {
@@ -146,11 +149,9 @@ inline void pack(const float *b, int64_t stride, int64_t k_size, int64_t n_size,
         int64_t used = std::min(columns, n_size - first), width = (used + lanes - 1) / lanes * lanes;
         pack(b + first * (transposed ? stride : 1), stride, k_size, used, transposed, panel.data());
         for (int64_t k = 0; k < k_size; k += 2, packed += width)
-            pair_up(&panel[k * width], k + 1 < k_size ? &panel[(k + 1) * width] : nullptr, width, packed);
+            pairs_across(&panel[k * width], k + 1 < k_size ? &panel[(k + 1) * width] : nullptr, width, packed);
     }
 }
-#else
-constexpr bool HAS_PAIRS = false;
 #endif
 
 // The left factor A of a product as it is, and ROWS rows of one that are packed, [K, ROWS].
@@ -235,14 +236,14 @@ void multiply(int64_t m_size, int64_t n_size, int64_t k_size, Left a, const void
     }
 }
 
-#if defined(HAS_BFLOAT16)
+#if defined(SAB_BFLOAT16)
 // The same with A as it is, which is rounded to pairs on the way, and B packed in pairs.
 inline void multiply_rounded(int64_t m_size, int64_t n_size, int64_t k_size, const float *a, int64_t a_stride,
                              const void *packed, float *c, int64_t c_stride, bool accumulate) {
     static thread_local std::vector<Pair> left;
     int64_t stride = (k_size + 31) / 32 * 16;
     left.resize(m_size * stride);
-    for (int64_t row = 0; row < m_size; row++) pair_up(a + row * a_stride, k_size, &left[row * stride]);
+    for (int64_t row = 0; row < m_size; row++) pairs_along(a + row * a_stride, k_size, &left[row * stride]);
     multiply(m_size, n_size, pairs_of(k_size), Plain<Pair>{left.data(), stride}, packed, c, c_stride, accumulate);
 }
 #endif
@@ -253,7 +254,8 @@ inline void multiply_rounded(int64_t m_size, int64_t n_size, int64_t k_size, con
 template <typename P, typename T>
 void multiply_transposed(int64_t first, int64_t last, int64_t n_size, int64_t k_size, const T *a, int64_t a_stride,
                          const T *b, T *c) {
-    constexpr int64_t depth = 256, width = 5 * Panel<T>::COLUMNS, height = 8 * ROWS, each = std::is_same_v<P, T> ? 1 : 2;
+    constexpr int64_t depth = 256, width = 5 * Panel<T>::COLUMNS, height = 8 * ROWS, AHEAD = 16;
+    constexpr int64_t each = std::is_same_v<P, T> ? 1 : 2;  // rows that an entry of a packed piece is of
     static thread_local std::vector<P> left, right;
     left.resize(height * depth), right.resize(depth * width);
     if (k_size == 0) std::fill(c + first * n_size, c + last * n_size, T(0));
@@ -265,14 +267,14 @@ void multiply_transposed(int64_t first, int64_t last, int64_t n_size, int64_t k_
                 int64_t high = std::min<int64_t>(height, last - row);
                 for (int64_t i = 0; i < deep; i += each) {
                     const T *from = a + (k + i) * a_stride + row;
-                    for (int64_t ahead = 16; ahead < 16 + each; ahead++)  // rows are too far apart to be foreseen
-                        for (int64_t j = 0; j < high; j += 64 / int64_t(sizeof(T)))
-                            __builtin_prefetch(from + ahead * a_stride + j);
+                    for (int64_t next = AHEAD; next < AHEAD + each; next++)  // no prefetcher follows such a stride
+                        for (int64_t line = 0; line < high; line += 64 / int64_t(sizeof(T)))
+                            __builtin_prefetch(from + next * a_stride + line);
                     for (int64_t tile = 0; tile < high; tile += ROWS) {
                         P *to = &left[tile * depth + i / each * ROWS];
                         int64_t some = std::min<int64_t>(ROWS, high - tile);
                         if constexpr (each == 2)
-                            pair_up(from + tile, i + 1 < deep ? from + tile + a_stride : nullptr, some, to);
+                            pairs_across(from + tile, i + 1 < deep ? from + tile + a_stride : nullptr, some, to);
                         else if (some == ROWS)
                             memcpy(to, from + tile, ROWS * sizeof(T));  // of a size that is known
                         else

@@ -100,7 +100,7 @@ def _provides(kind: str, name: str) -> bool:
     return functions is not None
 
 
-def rounds(x: Tensor) -> bool:
+def can_round() -> bool:
     """No: bfloat16 is a compute type here."""
     return False
 
