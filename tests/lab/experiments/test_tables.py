@@ -17,7 +17,7 @@ from sab.lab.experiments.recipe import ours, self_attention
 from sab.lab.experiments.rivals import CONTENDERS
 from sab.lab.experiments.settings import BATCHES, epochs_in
 from sab.lab.experiments.tables import COLUMNS, ROWS, Row, find
-from sab.lab.tasks import CIFAR10, MNIST, PTB, Adding, ImageTask, Text8
+from sab.lab.tasks import CIFAR10, MNIST, PTB, Adding, CharacterTask, ImageTask, Text8
 from sab.lab.training import RunConfig
 from tests.lab.older import NEWER_OPTIONS
 
@@ -155,7 +155,8 @@ def test_ours_is_the_default_memory_trained_like_the_baselines_and_other_cells()
         assert config.model.readout == "hidden"
         clip = config.training.clip if row.is_clipped else replace(row, is_clipped=True).config(0).training.clip
         plain = ours(row.task, row.length, "tbptt", 5, 0, 2, **row.options)
-        assert replace(config.training, clip=clip) == plain.training
+        keep = "best" if row.is_carried else config.training.keep
+        assert replace(config.training, clip=clip, keep=keep) == plain.training
         assert config.task == plain.task
         assert config.model.hidden_size == plain.model.hidden_size
 
@@ -174,7 +175,8 @@ def test_the_papers_rows_stay_as_they_are() -> None:
         start = [model.pop(option) for option in ("input_scale", "initial_score", "initial_summary")]
         assert start == [1.0, 0.0, 1.0]
         newer = {"input_start": "torch", **NEWER_OPTIONS}
-        assert now.to_json() == {**config, "model": {**model, **newer}}
+        task = {**config["task"], **({"carried": False} if isinstance(now.task, CharacterTask) else {})}
+        assert now.to_json() == {**config, "task": task, "model": {**model, **newer}}
         assert RunConfig.from_json(config) == now
 
 

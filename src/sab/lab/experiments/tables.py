@@ -86,6 +86,7 @@ class Row:
         """Stable row id; never change it."""
         parts = [self.task]
         parts += ["permuted"] if self.is_permuted else []
+        parts += ["carried"] if self.is_carried else []
         parts += [] if self.length is None else [str(self.length)]
         parts += ["self-attention" if self.reads_all else self.method]
         parts += [str(k) for k in (self.k_trunc, self.k_top) if k]
@@ -103,6 +104,11 @@ class Row:
     @property
     def is_permuted(self) -> bool:
         return self.options.get("permuted", False)
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether it is trained with the state carried from one sequence to the next."""
+        return self.options.get("carried", False)
 
     @property
     def is_control(self) -> bool:
@@ -327,7 +333,15 @@ def _ptb() -> list[Row]:
         *_controls("ptb", None, None, 5),
         *_sab("ptb", None, {(5, 5): "1.51 / 1.42", (5, 10): "1.49 / 1.40"}),
     ]
-    return [*rows, *_variants(rows[-1])]
+    return [*rows, *_variants(rows[-1]), *_carried(*_controls("ptb", None, None, 5), rows[-1])]
+
+
+def _carried(*rows: Row) -> list[Row]:
+    """The same rows trained with the state carried.
+
+    They end with their last weights: every evaluation of a run is of sequences that begin empty, which these are not.
+    """
+    return [replace(row, paper={}, options={"carried": True}, overrides={"keep": "last"}) for row in rows]
 
 
 def _text8() -> list[Row]:

@@ -63,6 +63,8 @@ class Task(ABC):
     """How the model encodes the inputs: `onehot`, `scalar` or `vector`."""
     input_size: ClassVar[int]
     output_size: ClassVar[int]
+    carried: ClassVar[bool] = False
+    """Whether a model in training carries its state from one batch to the next."""
 
     @property
     @abstractmethod
@@ -103,6 +105,10 @@ class Task(ABC):
 
     def check_data(self, batch_size: int) -> None:  # noqa: B027
         """Raises an error if there are no data for batches of this size; called before training."""
+
+    def continues(self, index: int, batch_size: int) -> bool:
+        """Whether the sequences of a training batch begin with the state at the end of those of the batch before."""
+        return False
 
     @abstractmethod
     def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -52,9 +52,15 @@ class CharacterTask(StoredTask):
     """Whether the training sequences of an epoch begin some characters later in the text, as many for all of them and
     others in every epoch, fewer than a sequence has; the last one does not go beyond the text. Without it they are the
     same sequences in all epochs."""
+    carried: bool = field(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether a training sequence begins with the state at the end of the one before it in the text, of which the
+    memory keeps as many microstates as a sequence has. The text is then as many streams as a batch has sequences, read
+    in order, each from an empty memory in every epoch. Without it every sequence begins empty, and their order is
+    random."""
 
     def __post_init__(self) -> None:
         check_bool("shifted", self.shifted)
+        check_bool("carried", self.carried)
         object.__setattr__(self, "length", check_int("length", self.length, 1))  # a plain int, for JSON
 
     @property
@@ -109,11 +115,14 @@ class CharacterTask(StoredTask):
 
     def send(self, seed: int, index: int, batch_size: int, split: Split, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The numbers of the batch's examples or, where they are shifted, the places in the text that they begin at."""
-        (rows,) = super().send(seed, index, batch_size, split, dtype)
+        count = self._check_batch_size(batch_size, split)
+        epoch, place = divmod(index, count // batch_size)
+        if self.carried and split == "train":
+            rows = torch.arange(batch_size) * (count // batch_size) + place
+        else:
+            (rows,) = super().send(seed, index, batch_size, split, dtype)
         if not self._is_shifted(split):
             return (rows,)
-        count = self.count(split)
-        epoch = index // (count // batch_size)
         shift = torch.randint(self.length, (), generator=generator_for(seed, split, SHIFTS + epoch))
         return ((rows * self.length + shift).clamp_(max=(count - 1) * self.length),)  # the last ends with the text
 
@@ -124,6 +133,9 @@ class CharacterTask(StoredTask):
         inputs, targets = self.examples_on(split, starts.device)
         places = starts + torch.arange(self.length, device=starts.device).unsqueeze(1)
         return inputs.flatten()[places].long(), targets.flatten()[places].long()
+
+    def continues(self, index: int, batch_size: int) -> bool:
+        return self.carried and index % self.batches_per_epoch(batch_size) != 0
 
     def _is_shifted(self, split: Split) -> bool:
         return self.shifted and split == "train"

@@ -20,7 +20,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,12 +36,16 @@ from sab.lab.stored import as_dataclass, read_json
 from sab.lab.tasks import Headline
 from sab.lab.training import distributed
 from sab.lab.training.run import Run, RunConfig
+from sab.state import SABState
 
 logger = logging.getLogger("sab")
 T = TypeVar("T")
 
 FORMAT = "sab checkpoint 1"
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
+CARRIED = "carried.safetensors"
+"""The state that the next batch begins with, in the checkpoints of a run that carries one; without tensors where that
+batch begins with an empty one."""
 INPUT_WEIGHTS = "layers.weight_ih_l0"
 """The name of the weights of a model's inputs."""
 WRITING = ".writing"
@@ -143,12 +147,22 @@ class StateFile:
 
 
 def save(
-    folder: Path, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
+    folder: Path,
+    config: RunConfig,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    carried: SABState | None = None,
 ) -> bool:
     """Writes the checkpoint of this step, then removes old ones; returns whether this step had none yet."""
     if _of_step(folder, state.step).exists():  # an iteration is deterministic, so it can only be the same one
         return False
-    tensors = {MODEL: model.state_dict(), TRAINING: _training_tensors(model, optimizer)}
+    tensors: dict[str, Mapping[str, Tensor]] = {
+        MODEL: model.state_dict(),
+        TRAINING: _training_tensors(model, optimizer),
+    }
+    if config.task.carried:
+        tensors[CARRIED] = {} if carried is None else _tensors_of(carried)
     _write(folder, config, tensors, state)
     remove_old(folder, config, state.step)
     return True
@@ -207,7 +221,7 @@ def load(
     """
 
     def read(checkpoint: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]]:
-        state = _load_state(checkpoint, config, (MODEL, TRAINING), best)
+        state = _load_state(checkpoint, config, _files(config), best)
         weights = _load_weights(checkpoint, config, model)
         return state, weights, _load_training(checkpoint / TRAINING, model)
 
@@ -216,6 +230,18 @@ def load(
     if optimizer is not None:
         _restore_training(model, optimizer, training)
     return state
+
+
+def load_carried(folder: Path, config: RunConfig, step: int, device: torch.device) -> SABState | None:
+    """The state that a run's next batch begins with, from the checkpoint of this step, which `load` found intact."""
+    if not config.task.carried:
+        return None
+    path = _of_step(folder, step) / CARRIED
+    try:
+        tensors = load_file(path)
+        return SABState(**{"c": None, **tensors}).to(device) if tensors else None
+    except (OSError, SafetensorError, TypeError) as error:
+        raise UserValueError(f"{str(path)!r} must hold the state of a model; {_reason(error)}.") from error
 
 
 def load_best(folder: Path, config: RunConfig, model: nn.Module, step: int) -> None:
@@ -273,7 +299,7 @@ def _best_at(run: Run) -> int | None:
     if result is not None:
         return result.best_at
     return _newest_intact(
-        run.checkpoints, lambda checkpoint: _load_state(checkpoint, run.config, (MODEL, TRAINING), run.best).best_at
+        run.checkpoints, lambda checkpoint: _load_state(checkpoint, run.config, _files(run.config), run.best).best_at
     )
 
 
@@ -283,6 +309,11 @@ def share(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     distributed.broadcast((*weights.values(), *training.values()))
     model.load_state_dict(weights)
     _restore_training(model, optimizer, training)
+
+
+def _files(config: RunConfig) -> tuple[str, ...]:
+    """The files of tensors of a run's checkpoints."""
+    return (MODEL, TRAINING, CARRIED) if config.task.carried else (MODEL, TRAINING)
 
 
 def _of_step(folder: Path, step: int) -> Path:
@@ -462,6 +493,12 @@ def _training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         }
         tensors |= {f"adam.{name}.{key}": value for key, value in adam.items()}
     return tensors
+
+
+def _tensors_of(state: SABState) -> dict[str, Tensor]:
+    """The tensors of a layer's state by name."""
+    found = {one.name: getattr(state, one.name) for one in fields(SABState)}
+    return {name: tensor.as_subclass(Tensor) for name, tensor in found.items() if tensor is not None}
 
 
 def _restore_training(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

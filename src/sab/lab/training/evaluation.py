@@ -172,15 +172,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def predict(model: nn.Module, inputs: Tensor, config: TrainConfig, kept: Tensor | None = None) -> Tensor:
-    """The model's outputs in the precision of the weights; `kept` as in `SequenceModel.forward`."""
-    return predict_on(model, inputs, None, config, kept)[0]
+def predict(model: nn.Module, inputs: Tensor, config: TrainConfig) -> Tensor:
+    """The model's outputs in the precision of the weights."""
+    return predict_on(model, inputs, None, config)[0]
 
 
 def predict_on(
     model: nn.Module, inputs: Tensor, state: State | None, config: TrainConfig, kept: Tensor | None = None
 ) -> tuple[Tensor, Any]:
-    """The same for a sequence that continues from a state, and the final state."""
+    """The same for a sequence that goes on from a state, and the final state; `kept` as in `SequenceModel.forward`."""
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
         outputs, end = model(inputs, state, kept=kept)
     return outputs.to(config.dtype), end

@@ -22,7 +22,7 @@ import torch
 from sab import __version__
 from sab.errors import UserError, UserTypeError, UserValueError, check_choice, check_float
 from sab.lab.files import temporary_of, write_text, writing
-from sab.lab.models import ModelConfig, SequenceModel
+from sab.lab.models import OF_TORCH, OURS, ModelConfig, SequenceModel
 from sab.lab.stored import as_dataclass, first_mismatch, parse_json, read_json, read_text
 from sab.lab.tasks import TASKS, StoredTask, Task
 from sab.lab.training import lock
@@ -99,6 +99,15 @@ class RunConfig:
                 f"eval_batches must be a whole number for task {self.task.name}, whose data have no end; got None.",
                 "eval_batches",
             )
+        if self.task.carried:
+            self._check_carried()
+
+    def _check_carried(self) -> None:
+        method, on_nan = self.model.method, self.training.on_nan
+        if method not in (*OURS, *OF_TORCH):
+            raise UserValueError(f"carried must be False where method is {method!r}; got True.", "carried")
+        if on_nan == "skip":  # the state that a skipped batch leaves is not finite either
+            raise UserValueError("on_nan must be stop or rollback where carried is True; got 'skip'.", "on_nan")
 
     @classmethod
     def default(cls, task: Task) -> RunConfig:

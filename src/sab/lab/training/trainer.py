@@ -28,6 +28,7 @@ from sab.lab.training.lock import RunLock
 from sab.lab.training.progress import Progress
 from sab.lab.training.run import LoggedEvaluation, Result, Run, RunConfig, Status, finite, provenance
 from sab.lab.training.updates import Updates, build_optimizer, build_updates
+from sab.state import SABState
 
 logger = logging.getLogger("sab")
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Trainer:
         torch.manual_seed(config.training.seed)
         self.model = config.build_model(device)
         self.optimizer = build_optimizer(config.training, self.model, device)
+        self._carried: SABState | None = None  # that of the checkpoint that was loaded
         self._is_new = not resume
         self._lock = RunLock(out)
         self.run, self.state = Run(out, config), TrainingState()
@@ -117,7 +119,9 @@ class Trainer:
     def _load(self, run: Run, every: int = 1, before: float = math.inf) -> TrainingState:
         """Loads the newest checkpoint, of those after a multiple of `every` iterations, into model and optimizer."""
         best = run.best if self._keeps_best else None
-        return checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every, before)
+        state = checkpoint.load(run.checkpoints, self.config, self.model, self.optimizer, best, every, before)
+        self._carried = checkpoint.load_carried(run.checkpoints, self.config, state.step, self.device)
+        return state
 
     def begin(self) -> None:
         """Prepares the first iteration."""
@@ -216,7 +220,7 @@ class Trainer:
         self.config.task.check_data(self.config.training.batch_size)
 
     def _build_updates(self) -> Updates:
-        return build_updates(self.config, self.model, self.optimizer, self.state, self._stream)
+        return build_updates(self.config, self.model, self.optimizer, self.state, self._stream, self._carried)
 
     def _build_events(self) -> Events:
         return Events(self.run.path, self.config, self.state.step)
@@ -389,7 +393,8 @@ class Trainer:
         """Writes a checkpoint, where this step has none, and removes best weights that no checkpoint needs."""
         if distributed.is_first():
             self.run.check_there()
-            if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state):
+            carried = None if self._updates is None else self._updates.carried
+            if checkpoint.save(self.run.checkpoints, self.config, self.model, self.optimizer, self.state, carried):
                 checkpoint.remove_old_best(self.run, self.state.best_at)
         self._saved_at = time.monotonic()
 

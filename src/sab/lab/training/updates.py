@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sab.lab.models import SequenceModel
+from sab.lab.tasks import CharacterTask
 from sab.lab.training import distributed
 from sab.lab.training.batches import Batches, kept_units
 from sab.lab.training.checkpoint import TrainingState
 from sab.lab.training.config import TrainConfig
-from sab.lab.training.evaluation import predict
+from sab.lab.training.evaluation import predict_on, remember
 from sab.lab.training.graph import Capture, CudaCapture, Graphs
 from sab.lab.training.run import RunConfig
+from sab.state import SABState
 
 SECONDS_UNREAD = 0.1
 """How many seconds may pass between two readings of a GPU's losses."""
@@ -41,12 +44,21 @@ MOST_SKIPPED = 100
 class Updates(ABC):
     """Makes updates one after the other, and reports their losses when asked."""
 
-    def __init__(self, config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState):
+    def __init__(
+        self,
+        config: RunConfig,
+        model: SequenceModel,
+        optimizer: torch.optim.Optimizer,
+        state: TrainingState,
+        carried: SABState | None = None,
+    ):
         self._config, self._model, self._optimizer = config, model, optimizer
         self._lr_factor = state.lr_factor
         self._most_broken = MOST_SKIPPED if config.training.on_nan == "skip" else 1
         self.loss = math.nan
         """The loss of the last update read."""
+        self.carried = carried
+        """The state that the next batch begins with, unless it begins with an empty one."""
 
     @abstractmethod
     def make(self, step: int) -> None:
@@ -74,13 +86,21 @@ class Updates(ABC):
         """Computes the clipped gradient; returns the loss and the gradient's norm before clipping."""
         kept = None if kept is None else distributed.own_rows_of(kept)
         inputs, targets, fraction = distributed.slice_of_batch(inputs, targets)
-        loss = self._config.task.loss(predict(self._model, inputs, self._config.training, kept), targets)
+        outputs, end = predict_on(self._model, inputs, self.carried, self._config.training, kept)
+        if isinstance(self._config.task, CharacterTask) and self._config.task.carried:
+            self.carried = remember(self._model, self._config.task, end, None).detach()
+        loss = self._config.task.loss(outputs, targets)
         loss = loss if fraction == 1 else fraction * loss
         self._optimizer.zero_grad()
         loss.backward()
         loss = distributed.sum_gradients((parameter.grad for parameter in self._model.parameters()), loss.detach())
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.training.clip or math.inf)
         return loss, norm
+
+    def _drop_state(self, step: int) -> None:
+        """Lets update number `step` begin with an empty memory, where its sequences do not go on."""
+        if not self._config.task.continues(step, self._config.training.batch_size):
+            self.carried = None
 
     def _rate_at(self, step: int) -> float:
         return self._config.training.lr_at(step) * self._lr_factor
@@ -115,6 +135,7 @@ class HostUpdates(Updates):
     def make(self, step: int) -> None:
         training = self._config.training
         started = time.perf_counter()
+        self._drop_state(step)
         batch = self._config.task.batch(training.seed, step, training.batch_size, "train", "cpu", training.dtype)
         loss, norm = (number.item() for number in self._descend(*batch, kept_units(self._config, step)))
         if math.isfinite(loss) and math.isfinite(norm):
@@ -140,13 +161,14 @@ class DeviceUpdates(Updates):
     def __init__(
         self,
         config: RunConfig,
-        model: nn.Module,
+        model: SequenceModel,
         optimizer: torch.optim.Optimizer,
         state: TrainingState,
         stream: torch.cuda.Stream | None,
         capture: Capture | None,
+        carried: SABState | None = None,
     ):
-        super().__init__(config, model, optimizer, state)
+        super().__init__(config, model, optimizer, state, carried)
         self._stream = stream
         self._device = next(model.parameters()).device
         self._batches = Batches(config, state.step)
@@ -171,6 +193,7 @@ class DeviceUpdates(Updates):
             for group in self._optimizer.param_groups:
                 group["lr"].fill_(group["share"] * rate)
             self._rate_set = rate
+        self._drop_state(step)
         batch = self._batches.take()
         if self._stream is None:
             self._update(*batch)
@@ -230,17 +253,21 @@ class DeviceUpdates(Updates):
 
 def build_updates(
     config: RunConfig,
-    model: nn.Module,
+    model: SequenceModel,
     optimizer: torch.optim.Optimizer,
     state: TrainingState,
     stream: torch.cuda.Stream | None,
+    carried: SABState | None = None,
 ) -> Updates:
-    """The updates of a run: on a GPU, which is where there is a stream, as CUDA graphs if that is asked for."""
+    """The updates of a run: on a GPU, which is where there is a stream, as CUDA graphs if that is asked for.
+
+    A state that is carried is made anew in every update, so a graph would not find it.
+    """
     if stream is None:
-        return HostUpdates(config, model, optimizer, state)
-    is_captured = config.training.cuda_graph and distributed.count() == 1
+        return HostUpdates(config, model, optimizer, state, carried)
+    is_captured = config.training.cuda_graph and distributed.count() == 1 and not config.task.carried
     capture = CudaCapture(stream) if is_captured else None
-    return DeviceUpdates(config, model, optimizer, state, stream, capture)
+    return DeviceUpdates(config, model, optimizer, state, stream, capture, carried)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
