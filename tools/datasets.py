@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.settings import PAPERS, Setting
 from sab.lab.report.numbers import NONE, ByRow, label, measures
-from sab.lab.report.tables import CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading
+from sab.lab.report.tables import CARRIED, CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED, Section, heading
 from sab.lab.tasks import TASKS
 from tools.pages import command, markdown, table
 
@@ -65,6 +65,7 @@ def beyond(by_row: ByRow) -> list[str]:
         parts.append(table(section.rows, by_row))
     parts += ["## Beyond the paper: other cells", *_several(CELLS, by_row)]
     parts += ["## Beyond the paper: with and without clipping", *_several(UNCLIPPED, by_row)]
+    parts += ["## Beyond the paper: trained with the state carried", *_several([CARRIED], by_row)]
     return parts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sab.lab.experiments.tables import Row
+from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, measures, median_of, notes_on, show
 from sab.lab.tasks import TASKS
 from tools.pages import markdown
@@ -23,31 +23,34 @@ MOST = 999
 
 def part(by_row: ByRow) -> str:
     """The table, a line for each of the paper's tables and each way that it is judged by, with its notes."""
-    lines = [line for title, rows in tables(by_row) for line in _lines(title, rows, _compared(rows), by_row)]
+    lines = [line for title, rows in tables(by_row) for line in _lines(title, rows, by_row)]
     return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines)])}"
 
 
-def _compared(rows: Sequence[Row]) -> tuple[Row | None, Row, Row | None]:
-    """Truncated backpropagation, SAB in the paper's best setting and full backpropagation, all in our training."""
-    choose = max if TASKS[rows[0].task].headline.higher_is_better else min
-    sab = choose((row for row in rows if row.is_papers and row.credit == "sab"), key=_printed)
+def _lines(title: str, rows: Sequence[Row], by_row: ByRow) -> list[list[str]]:
+    higher = TASKS[rows[0].task].headline.higher_is_better
+    sab = (max if higher else min)((row for row in rows if row.is_papers and row.credit == "sab"), key=_printed)
     controls = {row.credit: row for row in rows if row.is_control and row.k_trunc in (None, sab.k_trunc)}
-    return controls.get("tbptt"), sab, controls.get("bptt")
-
-
-def _lines(
-    title: str, rows: Sequence[Row], compared: tuple[Row | None, Row, Row | None], by_row: ByRow
-) -> list[list[str]]:
-    sab, higher = compared[1], TASKS[rows[0].task].headline.higher_is_better
+    compared = controls.get("tbptt"), sab, controls.get("bptt")
     printed = _in_paper(sab, [row for row in rows if row.is_papers])
-    lines: list[list[str]] = []
-    for name, metric in measures(sab.task).items():
-        found = [[] if row is None else by_row.get(row.id, []) for row in compared]
-        values = [median_of(records, metric, higher) for records in found]
-        cells = [_cell(row, value, metric, by_row) for row, value in zip(compared, values, strict=True)]
-        closed = share(values[0], values[1], values[2], higher)
-        lines.append([f"{title}, {name}" if name else title, *cells, closed, printed])
+    lines = [
+        [f"{title}, {name}" if name else title, *_values(compared, metric, by_row), printed]
+        for name, metric in measures(sab.task).items()
+    ]
+    carried = {row.credit: row for row in ROWS.values() if row.task == sab.task and row.is_carried}
+    if carried:
+        compared = carried["tbptt"], carried["sab"], carried["bptt"]
+        metric = measures(sab.task)["carried"]
+        lines.append([f"{title}, trained carried", *_values(compared, metric, by_row), NONE])
     return lines
+
+
+def _values(compared: Sequence[Row | None], metric: str, by_row: ByRow) -> list[str]:
+    """Truncated backpropagation, SAB and full backpropagation, and the share that SAB closes."""
+    higher = next(TASKS[row.task].headline.higher_is_better for row in compared if row is not None)
+    values = [None if row is None else median_of(by_row.get(row.id, []), metric, higher) for row in compared]
+    cells = [_cell(row, value, metric, by_row) for row, value in zip(compared, values, strict=True)]
+    return [*cells, share(values[0], values[1], values[2], higher)]
 
 
 def _printed(row: Row) -> float:

@@ -173,6 +173,10 @@ def test_the_distance_that_is_closed() -> None:
     assert "| Copying T = 100 | 20.0 | 100.0 | 60.0 | 200 % | 102 % |" in text
     assert "| Penn Treebank, fresh | 1.500 | 1.450 | 1.300 | 25 % | 67 % |" in text
     assert "| Penn Treebank, carried | 1.500 | 1.450 | 1.300 | 25 % | 67 % |" in text
+    assert "| Penn Treebank, trained carried | not run | not run | not run | – | – |" in text
+    carried = {"ptb-carried-tbptt-5": 1.4, "ptb-carried-sab-5-10": 1.35, "ptb-carried-bptt": 1.3}
+    text_of_carried = distance.part(by_row(*(record(f"{row}-ours", value=value) for row, value in carried.items())))
+    assert "| Penn Treebank, trained carried | 1.400 | 1.350 | 1.300 | 50 % | – |" in text_of_carried
     assert "| Pixel-by-pixel MNIST | 50.00 | 60.00 | 40.00 | full is not better | – |" in text
     assert "| Adding T = 200 | not run | 0.00001 | not run | – | 67 % |" in text
     assert "†" not in text

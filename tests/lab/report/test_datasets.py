@@ -6,7 +6,7 @@ from typing import Any
 
 from sab.lab.experiments.recipe import OURS
 from sab.lab.experiments.tables import ROWS
-from sab.lab.report.tables import CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED
+from sab.lab.report.tables import CARRIED, CELLS, CIFAR10, PAPERS_TABLES, PERMUTED, UNCLIPPED
 from tests.lab.report import made_up
 from tests.lab.report.made_up import by_row, diverged, record
 from tools import datasets, summary
@@ -64,7 +64,7 @@ def test_the_prefix_is_named_wherever_its_numbers_are() -> None:
 
 
 def test_a_command_runs_the_rows_of_its_table() -> None:
-    sections = [*PAPERS_TABLES, PERMUTED, CIFAR10, *CELLS, *UNCLIPPED]
+    sections = [*PAPERS_TABLES, PERMUTED, CIFAR10, *CELLS, *UNCLIPPED, CARRIED]
     page = "\n".join([*datasets.tables({}), *datasets.beyond({})])
     for section in sections:
         assert f"sab reproduce {section.task} --rows '{section.patterns}'\n" in page

@@ -135,6 +135,7 @@ def own_training(row: Row) -> list[str]:
     words = [f"{FULL_BUDGET:,} iterations"] if row.is_full_budget else []
     words += ["falling rate"] if "lr_decay" in row.overrides else []
     words += [f"clip {row.overrides['clip']:g}"] if "clip" in row.overrides else []
+    words += ["state carried"] if row.is_carried else []
     return words
 
 

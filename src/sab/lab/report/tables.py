@@ -56,6 +56,8 @@ UNCLIPPED = [
     Section(task, f"{row},{row}-unclipped")
     for task, row in (("ptb", "ptb-sab-5-10-ours"), ("mnist", "mnist-sab-14-10-ours"))
 ]
+CARRIED = Section("ptb", "ptb-bptt-ours,ptb-tbptt-5-ours,ptb-sab-5-10-ours,ptb-carried-*")
+"""Rows that are trained with the state carried, and the same rows as every other one is trained."""
 
 
 def title(rows: Iterable[Row], by_row: ByRow) -> str:

@@ -446,6 +446,7 @@ def _tables(by_row: ByRow) -> Iterable[tuple[str, list[Row], Cells]]:
     sections = [(one, "") for one in (*tables.PAPERS_TABLES, tables.PERMUTED, tables.CIFAR10)]
     sections += [(one, ", other cells") for one in tables.CELLS]
     sections += [(one, ", with and without clipping") for one in tables.UNCLIPPED]
+    sections.append((tables.CARRIED, ", trained with the state carried"))
     for section, what in sections:
         rows = section.rows
         yield f"{tables.heading(rows, by_row)}{what}", rows, tables.table_cells(rows, by_row)
