@@ -252,6 +252,22 @@ CONFIGURATIONS = [
 ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_autocast_to_the_other_type_of_16_bits(dtype: torch.dtype, bidirectional: bool) -> None:
+    """Where it refuses to join tensors of this one: on the CPU, and with a plain `RuntimeError`."""
+    layer = sab.SABLSTM(3, 5, num_layers=2, bidirectional=bidirectional).to(dtype)
+    x = torch.randn(7, 2, 3, dtype=dtype)
+    other = torch.bfloat16 if dtype == torch.float16 else torch.float16
+    with torch.autocast("cpu", other):
+        output, state, attention = layer(x, return_attention=True)
+        output, state = layer(x, state)
+    h, c = state
+    assert {output.dtype, h.dtype, c.dtype, state.microstates.dtype, attention.weights.dtype} == {dtype}
+    output.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
 @pytest.mark.parametrize("options", CONFIGURATIONS)
 def test_autocast(options: dict[str, Any]) -> None:
     incorporate = {"mlp": "concat", "dot": "add_bounded"}.get(options["scorer"], "add")

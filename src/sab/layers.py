@@ -20,6 +20,7 @@ from sab.errors import UserTypeError, UserValueError, check_bool, check_choice, 
 from sab.inputs import Form, InitialState, Input, Sequences, initial_state, reverse, reversed_order, time_major
 from sab.ops import dispatch
 from sab.ops.cpu.stream import PLAIN, Shape, Stepper, Streamed, are_readable, can_stream, make_stepper
+from sab.ops.precision import own_type
 from sab.ops.types import LayerResult, LayerState, LayerWeights, key_size, stack_attentions, stack_ends, stack_memories
 from sab.parts.registry import CELLS, INCORPORATIONS, SCORERS, WEIGHTINGS
 from sab.parts.scorers import ScorerWeights
@@ -509,7 +510,8 @@ class SABLayer(torch_private.Explaining, Generic[StateT]):
                 result = dispatch.recurrence(x_directed, lengths, layer_state, weights, self.cell, config)
                 results.append(result)
                 outputs.append(reverse(result.output, order) if direction == 1 else result.output)
-            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+            with own_type(outputs[0]):
+                x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout > 0 and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
 

@@ -9,13 +9,15 @@ factors (`Options.rounds`).
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sab import torch_private
-from sab.ops.types import LayerWeights
+
+if TYPE_CHECKING:
+    from sab.ops.types import LayerWeights
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """The possible compute types; a backend may do without some."""
@@ -63,6 +65,14 @@ def products(x: Tensor, compute: torch.dtype) -> contextlib.AbstractContextManag
         return tf32(allow_tf32() and x.shape[1] > 1)  # PyTorch rounds nothing in products of a single row
     device = x.device.type
     return torch_private.without_autocast(device) if is_autocast(device) else _NO_CHANGE
+
+
+def own_type(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A context in which such tensors can be joined: autocast to one type of 16 bits refuses those of the other."""
+    device = tensor.device.type
+    if tensor.dtype.itemsize == 2 and is_autocast(device) and tensor.dtype != torch.get_autocast_dtype(device):
+        return torch.autocast(device, enabled=False)
+    return _NO_CHANGE
 
 
 class tf32(contextlib.AbstractContextManager[None]):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sab.config import SABConfig
+from sab.ops.precision import own_type
 from sab.parts.registry import CELLS, SCORERS
 from sab.parts.scorers import ScorerWeights
 from sab.state import Attention, Memory, SABState, plain
@@ -132,11 +133,14 @@ def stack_attentions(attentions: list[Attention]) -> Attention:
     if len(attentions) == 1:
         return attentions[0]
     return Attention(
-        torch.stack([attention.numbers for attention in attentions]),
-        torch.stack([attention.weights for attention in attentions]),
-        torch.stack([attention.summary for attention in attentions]),
+        _stack([attention.numbers for attention in attentions]),
+        _stack([attention.weights for attention in attentions]),
+        _stack([attention.summary for attention in attentions]),
     )
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)  # one: a view, no copy
+    if len(tensors) == 1:
+        return tensors[0].unsqueeze(0)  # a view, no copy
+    with own_type(tensors[0]):
+        return torch.stack(tensors)
