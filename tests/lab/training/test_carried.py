@@ -25,7 +25,7 @@ from tests.lab.training.test_graph import assert_same, pretend
 
 pytestmark = pytest.mark.usefixtures("tiny_data")
 CPU = torch.device("cpu")
-TASK = PTB(length=20, carried=True)
+TASK = PTB(length=20, carried=7)
 SIZE = 8
 TRAINING = TrainConfig(
     iterations=8, batch_size=SIZE, eval_every=4, eval_batches=1, checkpoint_every=3, threads=1, precision="float64"
@@ -41,12 +41,13 @@ def batches_of(task: CharacterTask, size: int = SIZE) -> int:
 def test_a_batch_goes_on_where_the_one_before_it_ended(
     size: int, length: int, shifted: bool, epoch: int, seed: int
 ) -> None:
-    task = Text8(length=length, part="prefix", carried=True, shifted=shifted)
+    task = Text8(length=length, part="prefix", carried=7, shifted=shifted)
     count = batches_of(task, size)
     last = (task.count("train") - 1) * length
     first = epoch * count
-    assert not task.continues(first, size)
-    assert all(task.continues(index, size) for index in range(first + 1, first + count))
+    assert [task.continues(first + place, size) for place in range(count)] == [
+        bool(place % 7) for place in range(count)
+    ]
     before = None
     for index in range(first, first + count):
         inputs, targets = task.batch(seed, index, size)
@@ -66,13 +67,13 @@ def test_an_epoch_reads_as_much_of_the_text_as_without_it() -> None:
     count = batches_of(TASK)
     sent = [TASK.send(0, index, SIZE, "train", torch.float32)[0] for index in range(count)]
     assert torch.cat(sent).sort().values.tolist() == list(range(count * SIZE))
-    plain = replace(TASK, carried=False)
+    plain = replace(TASK, carried=1)
     assert torch.equal(
         TASK.send(0, 1, SIZE, "valid", torch.float32)[0], plain.send(0, 1, SIZE, "valid", torch.float32)[0]
     )
     assert not plain.continues(1, SIZE)
     assert not Copying().continues(1, SIZE)
-    assert TASK.label == "ptb-20-carried"
+    assert TASK.label == "ptb-20-carried7"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     assert (result.status, result.iterations) == ("interrupted", at)
     train(TASK, model, training, tmp_path / "pieces", resume=True)
     assert_same(tmp_path / "pieces", tmp_path / "whole")
-    train(replace(TASK, carried=False), model, training, tmp_path / "plain")
+    train(replace(TASK, carried=1), model, training, tmp_path / "plain")
     with pytest.raises(AssertionError):
         assert_same(tmp_path / "plain", tmp_path / "whole")
 
@@ -146,15 +147,17 @@ def test_a_damaged_state_is_like_a_damaged_checkpoint(tmp_path: Path, caplog: py
 
 
 def test_what_cannot_be_carried_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"^carried must be True or False; got 1"):
-        PTB(carried=1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match=r"^carried must be False where method is 'uoro'; got True\.$"):
+    with pytest.raises(UserError, match=r"^carried must be a whole number of at least 1; got 0\.$"):
+        PTB(carried=0)
+    with pytest.raises(UserError, match=r"^carried must be 1 where method is 'uoro'\.$"):
         RunConfig(TASK, MODEL.with_options(method="uoro"), TRAINING)
-    with pytest.raises(UserError, match=r"^on_nan must be stop or rollback where carried is True; got 'skip'\.$"):
+    with pytest.raises(
+        UserError, match=r"^on_nan must be stop or rollback where carried is more than 1; got 'skip'\.$"
+    ):
         RunConfig(TASK, MODEL, replace(TRAINING, on_nan="skip"))
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": 1, "MASTER_ADDR": "x"}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(UserError, match=r"^carried must be False where several processes make a run"):
+    with pytest.raises(UserError, match=r"^carried must be 1 where several processes make a run"):
         train(TASK, MODEL, TRAINING, tmp_path / "run")
 
 
@@ -166,4 +169,4 @@ def test_the_state_of_a_checkpoint_is_a_layers_state(tmp_path: Path) -> None:
     state = SABState(**tensors)  # pyright: ignore[reportArgumentType]
     assert state.h.shape == (1, SIZE, 7)
     assert state.microstates.shape[2] == TASK.length // MODEL.memory.k_att
-    assert state.steps.tolist() == [TRAINING.iterations % batches_of(TASK) * TASK.length] * SIZE
+    assert state.steps.tolist() == [TRAINING.iterations % batches_of(TASK) % TASK.carried * TASK.length] * SIZE

@@ -36,6 +36,8 @@ ITERATIONS = 20_000
 FULL_BUDGET = 10 * ITERATIONS
 SEEDS = 3
 """How many seeds most rows need."""
+CARRIED = 16
+"""For how many sequences in a row the rows that are trained so carry their state."""
 K_ATT = 2
 COLUMNS = {
     "copying": ("accuracy_last10", "cross_entropy_last10", "cross_entropy"),
@@ -108,7 +110,7 @@ class Row:
     @property
     def is_carried(self) -> bool:
         """Whether it is trained with the state carried from one sequence to the next."""
-        return self.options.get("carried", False)
+        return "carried" in self.options
 
     @property
     def is_control(self) -> bool:
@@ -337,11 +339,8 @@ def _ptb() -> list[Row]:
 
 
 def _carried(*rows: Row) -> list[Row]:
-    """The same rows trained with the state carried.
-
-    They end with their last weights: every evaluation of a run is of sequences that begin empty, which these are not.
-    """
-    return [replace(row, paper={}, options={"carried": True}, overrides={"keep": "last"}) for row in rows]
+    """The same rows trained with the state carried."""
+    return [replace(row, paper={}, options={"carried": CARRIED}) for row in rows]
 
 
 def _text8() -> list[Row]:

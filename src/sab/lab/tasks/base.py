@@ -63,8 +63,6 @@ class Task(ABC):
     """How the model encodes the inputs: `onehot`, `scalar` or `vector`."""
     input_size: ClassVar[int]
     output_size: ClassVar[int]
-    carried: ClassVar[bool] = False
-    """Whether a model in training carries its state from one batch to the next."""
 
     @property
     @abstractmethod
@@ -84,17 +82,17 @@ class Task(ABC):
     @property
     def label(self) -> str:
         """Name and options, as part of a folder's name."""
-        shown = [field for field in self._fields() if not self._is_default_word(field)]
+        shown = [field for field in self._fields() if not self._is_left_out(field)]
         return "-".join([self.name, *map(self._show, shown)])
 
-    def _is_default_word(self, field: Field[Any]) -> bool:
-        """Whether an option is a word or a switch at its default, which a label leaves out."""
+    def _is_left_out(self, field: Field[Any]) -> bool:
+        """Whether a label leaves out an option: a word, a switch or one that needs its name, at its default."""
         value = getattr(self, field.name)
-        return isinstance(value, str | bool) and value == field.default
+        return (isinstance(value, str | bool) or field.kw_only) and value == field.default
 
     def _show(self, field: Field[Any]) -> str:
         value = getattr(self, field.name)
-        return field.name if value is True else str(value)
+        return field.name if value is True else f"{field.name}{value}" if field.kw_only else str(value)
 
     def _fields(self) -> list[Field[Any]]:
         return [field for field in fields(self) if field.compare]  # pyright: ignore[reportArgumentType]
@@ -105,6 +103,11 @@ class Task(ABC):
 
     def check_data(self, batch_size: int) -> None:  # noqa: B027
         """Raises an error if there are no data for batches of this size; called before training."""
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether a model in training carries its state from one batch to the next."""
+        return False
 
     def continues(self, index: int, batch_size: int) -> bool:
         """Whether the sequences of a training batch begin with the state at the end of those of the batch before."""

@@ -52,16 +52,15 @@ class CharacterTask(StoredTask):
     """Whether the training sequences of an epoch begin some characters later in the text, as many for all of them and
     others in every epoch, fewer than a sequence has; the last one does not go beyond the text. Without it they are the
     same sequences in all epochs."""
-    carried: bool = field(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether a training sequence begins with the state at the end of the one before it in the text, of which the
-    memory keeps as many microstates as a sequence has. The text is then as many streams as a batch has sequences, read
-    in order, each from an empty memory in every epoch. Without it every sequence begins empty, and their order is
-    random."""
+    carried: int = field(default=1, kw_only=True)
+    """How many training sequences in a row are read with the state carried from one to the next, memory included; then
+    it begins empty again. The memory keeps as many microstates as a sequence has, and the text is read in order, in as
+    many streams as a batch has sequences. With 1 every sequence begins empty, and their order is random."""
 
     def __post_init__(self) -> None:
         check_bool("shifted", self.shifted)
-        check_bool("carried", self.carried)
-        object.__setattr__(self, "length", check_int("length", self.length, 1))  # a plain int, for JSON
+        for option in ("length", "carried"):
+            object.__setattr__(self, option, check_int(option, getattr(self, option), 1))  # a plain int, for JSON
 
     @property
     def steps(self) -> int:
@@ -117,7 +116,7 @@ class CharacterTask(StoredTask):
         """The numbers of the batch's examples or, where they are shifted, the places in the text that they begin at."""
         count = self._check_batch_size(batch_size, split)
         epoch, place = divmod(index, count // batch_size)
-        if self.carried and split == "train":
+        if self.carries_state and split == "train":
             rows = torch.arange(batch_size) * (count // batch_size) + place
         else:
             (rows,) = super().send(seed, index, batch_size, split, dtype)
@@ -134,8 +133,12 @@ class CharacterTask(StoredTask):
         places = starts + torch.arange(self.length, device=starts.device).unsqueeze(1)
         return inputs.flatten()[places].long(), targets.flatten()[places].long()
 
+    @property
+    def carries_state(self) -> bool:
+        return self.carried > 1
+
     def continues(self, index: int, batch_size: int) -> bool:
-        return self.carried and index % self.batches_per_epoch(batch_size) != 0
+        return index % self.batches_per_epoch(batch_size) % self.carried != 0
 
     def _is_shifted(self, split: Split) -> bool:
         return self.shifted and split == "train"

@@ -71,7 +71,7 @@ class Series(LabelledTask):
     def steps(self) -> int:
         return ARCHIVES[self.dataset].steps
 
-    def _is_default_word(self, field: Field[Any]) -> bool:
+    def _is_left_out(self, field: Field[Any]) -> bool:
         return False  # a label names the data set, the default one too
 
     def examples(self, split: Split) -> tuple[Tensor, Tensor]:

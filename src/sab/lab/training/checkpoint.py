@@ -161,7 +161,7 @@ def save(
         MODEL: model.state_dict(),
         TRAINING: _training_tensors(model, optimizer),
     }
-    if config.task.carried:
+    if config.task.carries_state:
         tensors[CARRIED] = {} if carried is None else _tensors_of(carried)
     _write(folder, config, tensors, state)
     remove_old(folder, config, state.step)
@@ -234,7 +234,7 @@ def load(
 
 def load_carried(folder: Path, config: RunConfig, step: int, device: torch.device) -> SABState | None:
     """The state that a run's next batch begins with, from the checkpoint of this step, which `load` found intact."""
-    if not config.task.carried:
+    if not config.task.carries_state:
         return None
     path = _of_step(folder, step) / CARRIED
     try:
@@ -313,7 +313,7 @@ def share(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def _files(config: RunConfig) -> tuple[str, ...]:
     """The files of tensors of a run's checkpoints."""
-    return (MODEL, TRAINING, CARRIED) if config.task.carried else (MODEL, TRAINING)
+    return (MODEL, TRAINING, CARRIED) if config.task.carries_state else (MODEL, TRAINING)
 
 
 def _of_step(folder: Path, step: int) -> Path:

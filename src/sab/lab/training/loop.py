@@ -114,8 +114,8 @@ def _train_by_turns(
 ) -> list[Result]:
     """Trains all runs, an iteration of each in turn."""
     training = configs[0].training
-    if distributed.processes_started() > 1 and configs[0].task.carried:
-        raise UserValueError("carried must be False where several processes make a run; got True.", "carried")
+    if distributed.processes_started() > 1 and configs[0].task.carries_state:
+        raise UserValueError("carried must be 1 where several processes make a run.", "carried")
     resolved = resolve_device(training.device)
     with (
         interrupt,

@@ -99,15 +99,15 @@ class RunConfig:
                 f"eval_batches must be a whole number for task {self.task.name}, whose data have no end; got None.",
                 "eval_batches",
             )
-        if self.task.carried:
+        if self.task.carries_state:
             self._check_carried()
 
     def _check_carried(self) -> None:
         method, on_nan = self.model.method, self.training.on_nan
         if method not in (*OURS, *OF_TORCH):
-            raise UserValueError(f"carried must be False where method is {method!r}; got True.", "carried")
+            raise UserValueError(f"carried must be 1 where method is {method!r}.", "carried")
         if on_nan == "skip":  # the state that a skipped batch leaves is not finite either
-            raise UserValueError("on_nan must be stop or rollback where carried is True; got 'skip'.", "on_nan")
+            raise UserValueError("on_nan must be stop or rollback where carried is more than 1; got 'skip'.", "on_nan")
 
     @classmethod
     def default(cls, task: Task) -> RunConfig:

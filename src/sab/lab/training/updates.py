@@ -87,7 +87,7 @@ class Updates(ABC):
         kept = None if kept is None else distributed.own_rows_of(kept)
         inputs, targets, fraction = distributed.slice_of_batch(inputs, targets)
         outputs, end = predict_on(self._model, inputs, self.carried, self._config.training, kept)
-        if isinstance(self._config.task, CharacterTask) and self._config.task.carried:
+        if isinstance(self._config.task, CharacterTask) and self._config.task.carries_state:
             self.carried = remember(self._model, self._config.task, end, None).detach()
         loss = self._config.task.loss(outputs, targets)
         loss = loss if fraction == 1 else fraction * loss
@@ -265,7 +265,7 @@ def build_updates(
     """
     if stream is None:
         return HostUpdates(config, model, optimizer, state, carried)
-    is_captured = config.training.cuda_graph and distributed.count() == 1 and not config.task.carried
+    is_captured = config.training.cuda_graph and distributed.count() == 1 and not config.task.carries_state
     capture = CudaCapture(stream) if is_captured else None
     return DeviceUpdates(config, model, optimizer, state, stream, capture, carried)
 
