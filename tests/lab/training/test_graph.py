@@ -152,7 +152,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, capture: Recorder | None) -> None:
     """Makes trainers make their updates as on a GPU, and look at them only when they have to."""
 
     def build(self: trainer.Trainer) -> DeviceUpdates:
-        return DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, capture, self._carried)
+        return DeviceUpdates(self.config, self.model, self.optimizer, self.state, None, capture)
 
     monkeypatch.setattr(trainer.Trainer, "_build_updates", build)
     monkeypatch.setattr(trainer, "build_optimizer", build_capturable_optimizer)

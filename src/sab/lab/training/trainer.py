@@ -128,7 +128,7 @@ class Trainer:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._torch_context():
-            self._updates = self._build_updates()
+            self._updates = self._begin_updates()
         if distributed.is_first():
             self._events = self._build_events()
         where = f" on {self.device}, into {printable(self.run.path)}"
@@ -219,8 +219,14 @@ class Trainer:
     def _check_data(self) -> None:
         self.config.task.check_data(self.config.training.batch_size)
 
+    def _begin_updates(self) -> Updates:
+        """The updates from the checkpoint on that was loaded, if one was."""
+        updates = self._build_updates()
+        updates.carried = self._carried
+        return updates
+
     def _build_updates(self) -> Updates:
-        return build_updates(self.config, self.model, self.optimizer, self.state, self._stream, self._carried)
+        return build_updates(self.config, self.model, self.optimizer, self.state, self._stream)
 
     def _build_events(self) -> Events:
         return Events(self.run.path, self.config, self.state.step)
@@ -295,7 +301,7 @@ class Trainer:
             self.run.rewind(self.made, self.config)
             checkpoint.remove_old_best(self.run, self.state.best_at)
             checkpoint.remove_later_moments(self.run.moments, self.made)
-        self._updates = self._build_updates()
+        self._updates = self._begin_updates()
         if self._events is not None:
             self._events.close()
             self._events = self._build_events()

@@ -44,21 +44,15 @@ MOST_SKIPPED = 100
 class Updates(ABC):
     """Makes updates one after the other, and reports their losses when asked."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model: SequenceModel,
-        optimizer: torch.optim.Optimizer,
-        state: TrainingState,
-        carried: SABState | None = None,
-    ):
+    carried: SABState | None = None
+    """The state that the next batch begins with, unless it begins with an empty one."""
+
+    def __init__(self, config: RunConfig, model: SequenceModel, optimizer: torch.optim.Optimizer, state: TrainingState):
         self._config, self._model, self._optimizer = config, model, optimizer
         self._lr_factor = state.lr_factor
         self._most_broken = MOST_SKIPPED if config.training.on_nan == "skip" else 1
         self.loss = math.nan
         """The loss of the last update read."""
-        self.carried = carried
-        """The state that the next batch begins with, unless it begins with an empty one."""
 
     @abstractmethod
     def make(self, step: int) -> None:
@@ -166,9 +160,8 @@ class DeviceUpdates(Updates):
         state: TrainingState,
         stream: torch.cuda.Stream | None,
         capture: Capture | None,
-        carried: SABState | None = None,
     ):
-        super().__init__(config, model, optimizer, state, carried)
+        super().__init__(config, model, optimizer, state)
         self._stream = stream
         self._device = next(model.parameters()).device
         self._batches = Batches(config, state.step)
@@ -257,17 +250,16 @@ def build_updates(
     optimizer: torch.optim.Optimizer,
     state: TrainingState,
     stream: torch.cuda.Stream | None,
-    carried: SABState | None = None,
 ) -> Updates:
     """The updates of a run: on a GPU, which is where there is a stream, as CUDA graphs if that is asked for.
 
     A state that is carried is made anew in every update, so a graph would not find it.
     """
     if stream is None:
-        return HostUpdates(config, model, optimizer, state, carried)
+        return HostUpdates(config, model, optimizer, state)
     is_captured = config.training.cuda_graph and distributed.count() == 1 and not config.task.carries_state
     capture = CudaCapture(stream) if is_captured else None
-    return DeviceUpdates(config, model, optimizer, state, stream, capture, carried)
+    return DeviceUpdates(config, model, optimizer, state, stream, capture)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, device: torch.device) -> torch.optim.Adam:
