@@ -51,6 +51,25 @@ class Gradients:
         return self.buffers.h_hat[self.first :] if self.first > 0 else self.buffers.h_hat  # a view takes time
 
     @cached_property
+    def summary(self) -> Tensor:
+        """What those steps read."""
+        assert self.buffers.summary is not None
+        return self.buffers.summary[self.first :]
+
+    @cached_property
+    def before(self) -> Tensor:
+        """The hidden states that enter the steps."""
+        first = self.plan.first_slots
+        return self.buffers.store[first : first + self.plan.steps]
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """The microstates of this pass."""
+        plan = self.plan
+        first = schedule.kept_row(plan.first_slots, plan.seen, plan.first_slots, plan.config.k_att)
+        return self.buffers.store[first :: plan.config.k_att]
+
+    @cached_property
     def dgates_t(self) -> Tensor:
         return self.work.dgates.t()
 
@@ -83,9 +102,8 @@ class Gradients:
         return self._outer(self.dgates_t, self.given.x)
 
     def w_hh(self) -> Tensor:
-        first, mask = self.plan.first_slots, self.parameters.h_mask
-        before = self.buffers.store[first : first + self.plan.steps]
-        before = before if mask is None else before * mask
+        mask = self.parameters.h_mask
+        before = self.before if mask is None else self.before * mask
         found = [self._outer(part.t(), before) for part in self._dhidden()]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-2)
 
@@ -112,10 +130,7 @@ class Gradients:
         return self._of_rows(self.work.dnorm_c_bias)
 
     def w_memory(self) -> Tensor:
-        plan = self.plan
-        first = schedule.kept_row(plan.first_slots, plan.seen, plan.first_slots, plan.config.k_att)
-        microstates = self.buffers.store[first :: plan.config.k_att]
-        return self._of_scorer(self._rows(self._new_dkeys().transpose(0, 1)), microstates)
+        return self._of_scorer(self._rows(self._new_dkeys().transpose(0, 1)), self.kept)
 
     def w_query(self) -> Tensor:
         return self._of_scorer(self._dquery(), self.h_read)
@@ -135,10 +150,8 @@ class Gradients:
         return self._of_rows(self.work.dv)
 
     def w_incorporate(self) -> Tensor:
-        assert self.buffers.summary is not None
         left_t = as_type(self._dincorporated(), self.compute).t()
-        factors = self.h_read, self.buffers.summary[self.first :]
-        return torch.cat([self._outer(left_t, factor) for factor in factors], dim=-1)
+        return torch.cat([self._outer(left_t, factor) for factor in (self.h_read, self.summary)], dim=-1)
 
     def b_incorporate(self) -> Tensor:
         return self._total(self._dincorporated())

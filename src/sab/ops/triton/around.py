@@ -1,7 +1,8 @@
-"""Around the loops of `lanes`: what comes before the forward and after the backward, in one kernel each.
+"""Around the loops: what comes before the forward and after the backward, in few launches.
 
-For small sizes a call takes as long as its host needs to launch what it consists of. So weights are packed and inputs
-converted in one launch, and so are all gradients of weights.
+For short sequences a call takes as long as its host needs to launch what it consists of. So inputs and weights are
+converted in one launch; for the loops of `lanes` weights are packed in the same one, and all gradients of weights are
+made in another.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from sab.ops.arguments import Given, Options, Parameters
-from sab.ops.buffers import Buffers, Prepared, Work
+from sab.ops.buffers import Buffers, Prepared, Work, gate_bias
 from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan
 from sab.ops.precision import as_type, contiguous
+from sab.ops.triton.copies import Copy, copy_all
 from sab.ops.triton.lanes_gradients import lanes_gradients_kernel
 from sab.ops.triton.lanes_prepare import lanes_prepare_kernel
 from sab.ops.triton.launch import INTERPRETED, Constants, launch
@@ -35,6 +37,24 @@ PROGRAMS = 132
 """How many programs of eight warps sum up gradients, about: one for each multiprocessor of an H200."""
 NAMES = tuple("w_ih w_hh b_ih b_hh w_memory w_query scorer_bias v w_incorporate b_incorporate".split())
 """The parameters whose gradients the kernel makes, in its order."""
+
+
+def input_gates(given: Given, parameters: Parameters, options: Options) -> Tensor:
+    """The input's part of the gates of all steps, in one product; with both biases where the cell adds them up."""
+    x, compute = contiguous(given.x), options.compute
+    copies: list[Copy] = []
+
+    def of(tensor: Tensor) -> Tensor:
+        if tensor.dtype == compute:
+            return tensor
+        copies.append((torch.empty_like(tensor, dtype=compute), tensor))
+        return copies[-1][0]
+
+    bias = gate_bias(parameters.b_ih, parameters.b_hh, options.cell)
+    factors = of(x.view(-1, x.shape[2])), of(contiguous(parameters.w_ih))
+    bias = None if bias is None else of(contiguous(bias).view(1, -1)).view(-1)
+    copy_all(copies)
+    return F.linear(*factors, bias).view(*x.shape[:2], -1)
 
 
 def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, packed: Tensor) -> Prepared:
@@ -96,6 +116,50 @@ def _tiles(plan: Plan, given: Given, parameters: Parameters, packed: Tensor) -> 
     gates, n, d, columns = (-(-size // tile) for size in sizes)
     is_mapped, has_v = parameters.w_incorporate is not None, parameters.v is not None
     return gates * (n + columns) + 2 * d * n + 2 * n * n * is_mapped + d * has_v
+
+
+class ConvertedGradients(Gradients):
+    """The gradients by torch's products, whose factors are brought to the compute type in one launch."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        given: Given,
+        parameters: Parameters,
+        buffers: Buffers,
+        work: Work,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(plan, given, parameters, buffers, work, dtype)
+        self.dmapped: Tensor | None = None
+        if self.compute == buffers.store.dtype:
+            return
+        copies: list[Copy] = []
+
+        def of(tensor: Tensor, to: Tensor | None = None) -> Tensor:
+            to = tensor.new_empty(tensor.shape, dtype=self.compute) if to is None else to
+            copies.append((to, tensor) if to.dim() == 2 else (to.flatten(1), tensor.flatten(1)))
+            return to
+
+        if given.x.dtype != self.compute:
+            self.given = given._replace(x=of(contiguous(given.x)))
+        self.before = of(self.before)
+        if plan.config.k_top > 0 and not plan.is_affine:
+            self.kept = of(self.kept)
+            steps, rows, n = self.h_read.shape[0], self.h_read.shape[0] * plan.batch, plan.n
+            read = [self.h_read] if parameters.w_incorporate is None else [self.h_read, self.summary]
+            self.read = self.before.new_empty(steps, plan.batch, len(read) * n)
+            for one, to in zip(read, self.read.view(rows, len(read) * n).split(n, 1), strict=True):
+                of(one.view(rows, n), to)
+            self.h_read = self.read[..., :n]
+            if parameters.w_incorporate is not None:
+                self.dmapped = of(self._dincorporated())
+        copy_all(copies)
+
+    def w_incorporate(self) -> Tensor:
+        if self.dmapped is None:
+            return super().w_incorporate()
+        return self._outer(self.dmapped.t(), self.read)
 
 
 class LanesGradients(Gradients):

@@ -23,13 +23,12 @@ from sab.ops.buffers import (
     begin,
     blank,
     blank_work,
-    cast,
     finish,
 )
 from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan, unfit
 from sab.ops.plan import unsupported as no_plan
-from sab.ops.preparation import input_gates
+from sab.ops.precision import contiguous
 from sab.ops.triton import around, small
 from sab.ops.triton.launch import INTERPRETED
 from sab.ops.types import LayerState, LayerWeights
@@ -115,7 +114,7 @@ def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, 
     packed = pack(plan, parameters.of_loops(), options.compute)
     if packed is not None and small.is_in_lanes(packed):
         return around.prepare(plan, given, parameters, options, packed)
-    return Prepared(input_gates(given, parameters, options), packed)
+    return Prepared(around.input_gates(given, parameters, options), packed)
 
 
 def overwrites(plan: Plan) -> Collection[str]:
@@ -131,7 +130,7 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges, inputs
 
     begin(plan, buffers, edges)
     blank(plan, buffers)
-    large.forward(plan, cast(weights, buffers.gates.dtype), _complete(buffers))
+    large.forward(plan, _contiguous(weights), _complete(buffers))
     return finish(plan, buffers, edges)
 
 
@@ -148,7 +147,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None
     from sab.ops.triton import large
 
     blank_work(work)
-    return large.backward(plan, cast(weights, buffers.gates.dtype), _complete(buffers), work)
+    return large.backward(plan, _contiguous(weights), _complete(buffers), work)
 
 
 def gradients(
@@ -162,11 +161,16 @@ def gradients(
 ) -> Gradients:
     """By one kernel where the loops were those of `lanes`, else by torch's products."""
     is_fused = small.is_in_lanes(buffers.packed) and around.makes_gradients(plan, given, parameters, buffers, names)
-    return (around.LanesGradients if is_fused else Gradients)(plan, given, parameters, buffers, work, dtype)
+    made_by = around.LanesGradients if is_fused else around.ConvertedGradients
+    return made_by(plan, given, parameters, buffers, work, dtype)
 
 
 def _is_small(plan: Plan) -> bool:
     return max(plan.n, plan.key_size) <= LARGEST_SMALL
+
+
+def _contiguous(weights: Weights) -> Weights:
+    return Weights._make(None if weight is None else contiguous(weight) for weight in weights)
 
 
 def _complete(buffers: Buffers) -> Buffers:

@@ -108,6 +108,23 @@ def score_tile(
 
 
 @triton.jit
+def fetch_keys(keys, first, used, d: tl.constexpr, NB: tl.constexpr):
+    """Asks for the 256 keys from slot `first` on to come into the second cache, and waits for none."""
+    LINE: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
+    own = (warps_of(NB) * 32 + lanes_of(NB)) * LINE
+    for i in tl.static_range((256 * d + 32 * NB * LINE - 1) // (32 * NB * LINE)):
+        at = first * d + own + i * (32 * NB * LINE)
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+            "=r,l,r",
+            [(keys + at).to(tl.int64), (at < used * d).to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def highest_of(x, MATH: tl.constexpr):
     """The highest whole number of each warp."""
     if MATH == "plain":
@@ -172,6 +189,8 @@ def select_lanes(
     low = tl.full((NB, 32), LOWEST, tl.int32)
     for start in range(0, used, 256):
         end = tl.minimum(used, start + 256)
+        if (MATH != "plain") and (live is None):  # what does not lie in the cache takes longer than a round
+            fetch_keys(keys, start + 512, used, d, NB)
         lines = ()
         for _ in tl.static_range(8 // NB):
             lines = lines + (low,)

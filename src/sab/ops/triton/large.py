@@ -18,7 +18,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from sab.ops import schedule
 from sab.ops.buffers import Buffers, Weights, Work
 from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, product
+from sab.ops.triton.copies import Copy, copy_all
 from sab.ops.triton.functions import (
     Bound,
     Parts,
@@ -37,47 +37,42 @@ from sab.ops.triton.functions import (
 )
 from sab.ops.triton.large_backward import backward_kernel
 from sab.ops.triton.large_forward import forward_kernel
-from sab.ops.triton.large_parts import round_kernel
 from sab.ops.triton.launch import INTERPRETED, Constants, launch
 
 MOST_FIRST = 16
 """How many microstates may come before the loop, for each of its steps, if they are to have values."""
-WARPS = 8
-"""Of a program. Most of a step's code runs once, and twice the threads have half of it."""
-# All programs run at the same time or none does: otherwise they could wait for one that never starts.
-LAUNCH = {"num_warps": WARPS, "launch_cooperative_grid": True}
-PIECE = 128 * WARPS
-"""How many numbers of a microstate are read at once: four by each thread, 16 bytes."""
+FORWARD_WARPS = 4
+"""Of a program; more wait longer for each other."""
+MOST_NARROW = 512
+"""The largest hidden size at which the backward has as few; above, twice the threads have half of what it reads."""
 
 
 def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None = None) -> None:
     """Fill the buffers; tf32: whether factors of float32 products may be rounded to TF32 (None: as set in PyTorch)."""
-    store, keys = buffers.store, cast(Tensor, buffers.keys)
+    store, keys, first = buffers.store, cast(Tensor, buffers.keys), plan.first_slots
     shape = _shape(plan, keys.dtype, tf32, store.device)
     constants, programs = _forward_launch(shape)
     options = constants.values
     batch, n, inner = plan.batch, plan.n, options["INNER"]
-    given, weights = weights, _factors(weights, options, shape.has_values)
+    factors = Factors(keys.dtype, options["PRECISION"] == "tf32")
+    weights = _forward_factors(weights, factors, n, inner, shape.has_values)
     # The states once more as factors, read by all programs in each step.
-    h_left, h_hat_left, summary_left = keys.new_zeros(4, batch, inner).split((2, 1, 1))
-    _put_factor(store[plan.first_slots], h_left[0], options)
-    values = map_part = partial = key_squares = query_squares = best_key = best_slot = lost = None
+    lefts, counter = keys.new_empty(4, batch, inner), _counter(store.device)
+    h_left, h_hat_left, summary_left = lefts.split((2, 1, 1))
+    factors.copies += [(lefts[0], store[first]), (lefts[1:].flatten(0, 1), None), (counter, None)]
+    factors.make()
+    values = map_part = new_key = best_key = best_slot = lost = None
     if shape.has_values:
         values, map_part = keys.new_empty(plan.slots, batch, n), store.new_empty(batch, n)
-        if plan.first_slots > 0:
-            values[: plan.first_slots] = _values(given, store[: plan.first_slots], keys.dtype)
+        if first > 0:
+            values[:first] = _values(store[:first], cast(Tensor, weights.w_memory)[:n, inner : inner + n].t())
     if plan.is_affine:
         slices = triton.cdiv(n, options["SLICE"])
         best_key = store.new_empty(slices, batch, options["PLACES"])
         best_slot = torch.empty(best_key.shape, dtype=torch.int32, device=store.device)
         lost = best_slot.new_empty(batch) if plan.config.forgets else None
-    elif plan.config.k_top > 0:
-        column_tiles = triton.cdiv(plan.key_size, options["COLUMNS"])
-        partial = store.new_empty(column_tiles, batch, plan.places if plan.config.forgets else plan.slots)
-        if options["NORMALISES"]:
-            query_squares = store.new_empty(column_tiles, batch)
-            unit_tiles = triton.cdiv(max(n, plan.key_size), options["UNITS"])
-            key_squares = store.new_empty(max(unit_tiles, column_tiles), batch)
+    elif options["NORMALISES"]:
+        new_key = store.new_empty(batch, plan.key_size)
     launch(
         forward_kernel,
         programs,
@@ -91,15 +86,13 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
             summary_left,
             values,
             map_part,
-            partial,
-            key_squares,
-            query_squares,
+            new_key,
             best_key,
             best_slot,
             buffers.live,
             buffers.reads,
             lost,
-            torch.zeros(1, dtype=torch.int32, device=store.device),
+            counter,
         ],
         [
             *_sizes(plan),
@@ -112,31 +105,39 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None
 
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32: bool | None = None) -> None:
     """Fill what `work` is to hold after the loop; tf32 as in `forward`."""
-    store, keys = buffers.store, cast(Tensor, buffers.keys)
+    store, keys, first = buffers.store, cast(Tensor, buffers.keys), plan.first_slots
     shape = _shape(plan, keys.dtype, tf32, store.device)
     constants, programs = _backward_launch(shape)
     options = constants.values
-    batch, n, first = plan.batch, plan.n, plan.first_slots
-    inner, key_inner, chain = options["INNER"], options["KEY_INNER"], options["CHAIN"]
-    has_keys, has_values = plan.config.k_top > 0 and not plan.is_affine, shape.has_values
-    is_mapped = options["MAPPED"] and not has_values
-    given, weights = weights, _rounded(weights, options)
-    w_read_t = w_kept_t = w_incorporate_t = values = dvalues = None
-    if has_keys:
-        sides = (None, None)
-        if has_values:
-            sides = cast(Tensor, weights.w_incorporate).split(n, dim=1)
-        w_read_t = _beside(n, (weights.w_query, key_inner), (sides[0], inner))
-        w_kept_t = _beside(n, (weights.w_memory, key_inner), (sides[1], inner))
+    batch, n, inner, key_inner = plan.batch, plan.n, options["INNER"], options["KEY_INNER"]
+    is_mapped = options["MAPPED"] and not shape.has_values
+    factors = Factors(keys.dtype, options["PRECISION"] == "tf32")
+    w_hh_t = factors.beside((weights.w_hh.t(), options["CHAIN"]))
+    w_read_t = w_kept_t = w_incorporate_t = kept = values = dvalues = None
+    if _has_keys(shape):
+        w_query, w_memory = cast(Tensor, weights.w_query), cast(Tensor, weights.w_memory)
+        sides: list[tuple[Tensor, int]] = []
+        if shape.has_values:
+            sides = [(side.t(), inner) for side in cast(Tensor, weights.w_incorporate).split(n, dim=1)]
+        w_read_t = factors.beside((w_query.t(), key_inner), *sides[:1])
+        w_kept_t = factors.beside((w_memory.t(), key_inner), *sides[1:])
     if is_mapped:
-        w_incorporate_t = _beside(2 * n, (weights.w_incorporate, inner))
+        w_incorporate_t = factors.beside((cast(Tensor, weights.w_incorporate).t(), inner))
     entries = 0 if w_read_t is None else w_read_t.shape[1]
-    sizes = [batch * size for size in (entries, entries, chain, inner)]
-    dread_left, dkept_left, dhidden_left, dh_left = keys.new_zeros(sum(sizes)).split(sizes)
-    if has_values:
-        kept = store[schedule.kept_row(first, plan.seen, first, plan.config.k_att) :: plan.config.k_att]
-        values = _values(given, kept if first == 0 else torch.cat([store[:first], kept]), keys.dtype)
-        dvalues = store.new_zeros(plan.slots, batch, n)
+    sizes = [batch * size for size in (entries, entries, options["CHAIN"], inner)]
+    lefts, counter = keys.new_empty(sum(sizes)), _counter(store.device)
+    factors.copies += [(lefts.view(-1, options["BLOCK"]), None), (counter, None)]
+    if shape.has_values:
+        kept, dvalues = keys.new_empty(plan.slots, batch * n), store.new_empty(plan.slots, batch, n)
+        own = store[schedule.kept_row(first, plan.seen, first, plan.config.k_att) :: plan.config.k_att]
+        factors.copies += [(kept[first:], own.flatten(1)), (dvalues.flatten(1), None)]
+        if first > 0:
+            factors.copies.append((kept[:first], store[:first].flatten(1)))
+    factors.make()
+    dread_left, dkept_left, dhidden_left, dh_left = lefts.split(sizes)
+    side_t = None if kept is None else cast(Tensor, w_kept_t)[:, key_inner : key_inner + n]
+    if kept is not None and side_t is not None:
+        values = _values(kept.view(plan.slots, batch, n), side_t)
     launch(
         backward_kernel,
         programs,
@@ -144,7 +145,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
             *buffers.written,
             buffers.lengths,
             turn_rates_of(plan, store.device),
-            _beside(n, (weights.w_hh, chain)),
+            w_hh_t,
             weights.w_memory,
             weights.w_query,
             w_read_t,
@@ -162,15 +163,14 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
             dhidden_left,
             store.new_empty(options["PIECES"], batch, n),
             store.new_empty(2, batch, n) if options["SPLITS"] else None,
-            torch.zeros(1, dtype=torch.int32, device=store.device),
+            counter,
         ],
         [*_sizes(plan), plan.config.k_trunc or 0],
         constants,
     )
-    if dvalues is not None and first > 0 and work.dstore is not None:
-        side = cast(Tensor, given.w_incorporate)[:, n:]
-        of_first = dvalues[:first].view(-1, n).to(side.dtype)
-        work.dstore[:first] += (of_first @ side).view(first, batch, n)
+    if dvalues is not None and side_t is not None and first > 0 and work.dstore is not None:
+        of_first = dvalues[:first].view(-1, n).to(side_t.dtype)
+        work.dstore[:first] += (of_first @ side_t.t()).view(first, batch, n)
 
 
 class Shape(NamedTuple):
@@ -211,7 +211,7 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
 def _forward_launch(shape: Shape) -> tuple[Constants, int]:
     """What the forward kernel is compiled for, and how many programs run it."""
     tiles = _forward_tiles(shape)
-    options = forward_constants(shape.parts) | _options(shape) | {"FORGET": shape.bound.forget} | tiles | LAUNCH
+    options = forward_constants(shape.parts) | _options(shape) | {"FORGET": shape.bound.forget} | tiles
     return Constants(options), _programs(shape, tiles)
 
 
@@ -224,70 +224,59 @@ def _backward_launch(shape: Shape) -> tuple[Constants, int]:
     options["KEY_INNER"] = triton.cdiv(shape.key_size, block) * block
     options["FETCHES"] = _has_keys(shape) and not INTERPRETED
     options["LONGEST"] = shape.bound.longest
-    options |= backward_constants(shape.parts) | tiles | LAUNCH
+    options |= backward_constants(shape.parts) | tiles
     return Constants(options), _programs(shape, tiles)
 
 
-def _rounded(weights: Weights, options: dict[str, Any]) -> Weights:
-    """The weights as they are multiplied: rounded, where products are in TF32."""
-    if options["PRECISION"] != "tf32":
-        return weights
-    rounded = {
-        name: None if weight is None or weight.dim() == 1 else _put_factor(weight, torch.empty_like(weight), options)
-        for name, weight in weights._asdict().items()
-    }
-    return weights._replace(**{name: weight for name, weight in rounded.items() if weight is not None})
+class Factors:
+    """Factors of products that are copies: in another type, rounded, transposed or with longer rows."""
+
+    def __init__(self, dtype: torch.dtype, rounds: bool):
+        self.dtype, self.rounds = dtype, rounds
+        self.copies: list[Copy] = []
+        """What `make` is to copy."""
+
+    def beside(self, *parts: tuple[Tensor, int]) -> Tensor:
+        """Matrices beside each other, each with as many columns as stated, those that it lacks 0, as are rows."""
+        (matrix, wide), *others = parts
+        is_done = matrix.shape[1] == wide and matrix.dtype == self.dtype and matrix.is_contiguous()
+        if not others and is_done and not self.rounds:
+            return matrix
+        height = max(len(matrix) for matrix, _ in parts)
+        joined = matrix.new_empty(height, sum(wide for _, wide in parts), dtype=self.dtype)
+        self.copies += zip(joined.split([wide for _, wide in parts], 1), (matrix for matrix, _ in parts), strict=True)
+        return joined
+
+    def make(self) -> None:
+        """Make all copies."""
+        copy_all(self.copies, self.rounds)
 
 
-def _factors(weights: Weights, options: dict[str, Any], has_values: bool) -> Weights:
-    """The same with rows of the products' inner size, so that each begins where a line of the cache does. With values
-    the rows of the incorporation's sides come in turn with those of the scorer's matrices."""
-    weights, n, inner = _rounded(weights, options), options["N"], options["INNER"]
-    if has_values:
-        query, memory = cast(Tensor, weights.w_query), cast(Tensor, weights.w_memory)
-        sides, outputs = cast(Tensor, weights.w_incorporate).split(n, dim=1), max(n, len(query))
-        joined = query.new_zeros(2, outputs, 2, inner)
-        for both, one, side in zip(joined, (query, memory), sides, strict=True):
-            both[: len(one), 0, :n], both[:n, 1, :n] = one, side
-        weights = weights._replace(w_query=joined[0], w_memory=joined[1], w_incorporate=None)
-    if n == inner:
-        return weights
-    padded = {
-        name: F.pad(weight.view(len(weight), -1, n), (0, inner - n)).view(len(weight), -1)
-        for name, weight in weights._asdict().items()
-        if weight is not None and weight.dim() == 2
-    }
-    return weights._replace(**padded)
+def _forward_factors(weights: Weights, factors: Factors, n: int, inner: int, has_values: bool) -> Weights:
+    """The matrices with rows of the products' inner size, so that each begins where a line of the cache does. With
+    values the rows of the incorporation's sides come in turn with those of the scorer's matrices."""
+
+    def of(weight: Tensor | None, *side: tuple[Tensor, int]) -> Tensor | None:
+        return weight if weight is None or weight.dim() == 1 else factors.beside((weight, inner), *side)
+
+    sides: list[tuple[Tensor, int]] = []
+    if weights.w_incorporate is not None:
+        sides = [(side, inner) for side in weights.w_incorporate.split(n, dim=1)]
+    joined, alone = (sides, []) if has_values else ([], sides)
+    w_hh = cast(Tensor, of(weights.w_hh))
+    w_query, w_memory = of(weights.w_query, *joined[:1]), of(weights.w_memory, *joined[1:])
+    w_incorporate = factors.beside(*alone) if alone else None
+    return weights._replace(w_hh=w_hh, w_query=w_query, w_memory=w_memory, w_incorporate=w_incorporate)
 
 
-def _put_factor(values: Tensor, factors: Tensor, options: dict[str, Any]) -> Tensor:
-    """The values as factors of products, in the factors' type; factors may have longer rows."""
-    if options["PRECISION"] != "tf32":
-        factors[:, : values.shape[1]] = values
-        return factors
-    sizes = [*values.shape, factors.shape[1]]
-    launch(round_kernel, triton.cdiv(values.numel(), 1024), [values, factors], sizes, _ROUNDING)
-    return factors
+def _counter(device: torch.device) -> Tensor:
+    """The counter of `meet`, to be set to 0."""
+    return torch.empty((1, 1), dtype=torch.int32, device=device)
 
 
-_ROUNDING = Constants({"BLOCK": 1024})
-
-
-def _beside(outputs: int, *parts: tuple[Tensor | None, int]) -> Tensor:
-    """Matrices transposed and beside each other, each with as many columns as stated."""
-    present = [(weight, width) for weight, width in parts if weight is not None]
-    joined = present[0][0].new_zeros(outputs, sum(width for _, width in present))
-    first = 0
-    for weight, width in present:
-        joined[:, first : first + len(weight)] = weight.t()
-        first += width
-    return joined
-
-
-def _values(weights: Weights, states: Tensor, compute: torch.dtype) -> Tensor:
-    """The incorporation's products with microstates [S, B, n]."""
-    side = cast(Tensor, weights.w_incorporate)[:, states.shape[-1] :]
-    return product(states.reshape(-1, states.shape[-1]).to(compute), side.t(), compute).view(states.shape)
+def _values(states: Tensor, side_t: Tensor) -> Tensor:
+    """The incorporation's products with microstates [S, B, n], from its side for them, transposed."""
+    return product(states.reshape(-1, states.shape[-1]).to(side_t.dtype), side_t, side_t.dtype).view(states.shape)
 
 
 @lru_cache(maxsize=64)
@@ -330,6 +319,16 @@ def _fewest(tiles_of: Callable[[int], int], sizes: tuple[int, ...], programs: in
     return next((size for size in sizes if tiles_of(size) <= programs), sizes[-1])
 
 
+def _with(warps: int) -> dict[str, int]:
+    """Options of a launch: all programs run at the same time or none does, as they wait for each other."""
+    return {"num_warps": warps, "launch_cooperative_grid": True}
+
+
+def _piece(tiles: dict[str, int]) -> int:
+    """How many numbers of a microstate are read at once: four by each thread, 16 bytes."""
+    return 128 * tiles["num_warps"]
+
+
 def _common_tiles(shape: Shape) -> dict[str, int]:
     outputs, programs = max(shape.n, shape.key_size), shape.multiprocessors
     rows = _at_most(64, shape.batch)
@@ -337,32 +336,37 @@ def _common_tiles(shape: Shape) -> dict[str, int]:
     columns = _fewest(lambda c: triton.cdiv(shape.batch, query_rows) * triton.cdiv(outputs, c), (16, 32, 64), programs)
     slices = max(programs // shape.batch, 1)
     slice_ = max(triton.next_power_of_2(triton.cdiv(shape.n, slices)), 16 if INTERPRETED else 128)
-    key_slice = max(triton.next_power_of_2(triton.cdiv(shape.key_size, triton.cdiv(shape.n, slice_))), 16)
-    return {"ROWS": rows, "QUERY_ROWS": query_rows, "COLUMNS": columns, "SLICE": slice_, "KEY_SLICE": key_slice}
+    return {"ROWS": rows, "QUERY_ROWS": query_rows, "COLUMNS": columns, "SLICE": slice_}
 
 
 def _forward_tiles(shape: Shape) -> dict[str, int]:
     """Sizes of the forward's tiles, such that in each phase about as many programs work as there are."""
-    tiles = _common_tiles(shape)
+    tiles = _common_tiles(shape) | _with(FORWARD_WARPS)
+    tiles["ROWS"] = _at_most(32 if shape.n <= MOST_NARROW else 64, shape.batch)
     row_tiles, programs = triton.cdiv(shape.batch, tiles["ROWS"]), shape.multiprocessors
     # Keys are made of as many columns as there are units, with values of twice as many: at least eight.
     sizes = (4, 8, 16, 32) if shape.parts.cell.gates > 1 else (16, 32, 64)
     sizes = sizes[1:] if _has_keys(shape) and not shape.has_values else sizes
-    tiles["PIECE"] = _at_most(PIECE, tiles["SLICE"])
+    tiles["PIECE"] = _at_most(_piece(tiles), tiles["SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(shape.n, units), sizes, programs)
-    tiles["SLOTS"] = 256 // tiles["COLUMNS"]
-    tiles["CANDIDATES"] = 64
+    tiles["CANDIDATES"], tiles["WIDTH"] = 64, max(triton.next_power_of_2(shape.key_size), 16)
+    tiles["WARPS"] = 1 if INTERPRETED else FORWARD_WARPS
+    tiles["KC"] = 32 * triton.cdiv(max(shape.k_top, 1), 32)
     return tiles
 
 
 def _backward_tiles(shape: Shape) -> dict[str, int]:
     """As `_forward_tiles`, for the backward."""
-    tiles = _common_tiles(shape)
+    tiles = _common_tiles(shape) | _with(FORWARD_WARPS if shape.n <= MOST_NARROW else 2 * FORWARD_WARPS)
     row_tiles, programs = triton.cdiv(shape.batch, tiles["ROWS"]), shape.multiprocessors
-    tiles["PIECE"] = _at_most(PIECE, shape.n)
-    tiles["KEY_PIECE"] = _at_most(PIECE, tiles["KEY_SLICE"])
-    tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(shape.n, units), (32, 64), programs)
-    tiles["PIECES"] = max(1, min(programs // (row_tiles * triton.cdiv(shape.n, tiles["UNITS"])), 4))
+    tiles["PIECE"] = _at_most(_piece(tiles), shape.n)
+    slices = triton.cdiv(shape.n, tiles["SLICE"])
+    tiles["KEY_SLICE"] = max(triton.next_power_of_2(triton.cdiv(shape.key_size, slices)), 16)
+    tiles["KEY_PIECE"] = _at_most(_piece(tiles), tiles["KEY_SLICE"])
+    is_small = shape.n <= 256
+    sizes, most_pieces = ((16, 32, 64), 8) if is_small else ((32, 64), 4)
+    tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(shape.n, units), sizes, programs)
+    tiles["PIECES"] = max(1, min(programs // (row_tiles * triton.cdiv(shape.n, tiles["UNITS"])), most_pieces))
     return tiles
 
 

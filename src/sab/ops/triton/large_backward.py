@@ -362,9 +362,10 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
 
 
 @triton.jit
-def _fetch_phase(t, slot, pid, batch, seen, first_slots, slots, k_att, store, h_hat, keys, values, summary, mapped,
-                 dstore, dkeys, dvalues, SAVES_MAP: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr,
-                 D: tl.constexpr, SLICE: tl.constexpr, KEY_SLICE: tl.constexpr):  # fmt: skip
+def _fetch_phase(t, slot, pid, batch, seen, first_slots, slots, k_att, store, h_hat, query, keys, values, weights,
+                 summary, mapped, query_scale, scores, dstore, dkeys, dvalues, NORMALISES: tl.constexpr,
+                 SAVES_MAP: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
+                 SLICE: tl.constexpr, KEY_SLICE: tl.constexpr):  # fmt: skip
     """Asks for what `_read_backward_phase` will read of step t in this program's first tile: which microstates it
     selected is known, and most of them are no longer in the cache. slot [PLACES]: those."""
     row, part = pid % batch, pid // batch
@@ -387,6 +388,11 @@ def _fetch_phase(t, slot, pid, batch, seen, first_slots, slots, k_att, store, h_
         fetch_ahead(dvalues + value_at, valid, first, last, SLICE)
     key_at = (wide(row) * slots + slot) * D
     first, last = part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D)
+    fetch_ahead(query + at_row * D, there, first, last, KEY_SLICE)
+    fetch_ahead(weights + at_row * K_TOP, there, 0, K_TOP, K_TOP)
+    if NORMALISES:
+        fetch_ahead(scores + at_row * K_TOP, there, 0, K_TOP, K_TOP)
+        fetch_ahead(query_scale + at_row, there, 0, 1, 1)
     fetch_ahead(keys + key_at, valid, first, last, KEY_SLICE)
     fetch_ahead(dkeys + key_at, valid, first, last, KEY_SLICE)
 
@@ -581,9 +587,9 @@ def backward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, se
                                  QUERY_ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
             if FETCHES:
                 if t > 0:
-                    _fetch_phase(t - 1, ahead, pid, batch, seen, first_slots, slots, k_att, store, h_hat, keys, values,
-                                 summary, mapped, dstore, dkeys, dvalues, SAVES_MAP, VALUES, N, D, SLICE,
-                                 KEY_SLICE)  # fmt: skip
+                    _fetch_phase(t - 1, ahead, pid, batch, seen, first_slots, slots, k_att, store, h_hat, query, keys,
+                                 values, weights, summary, mapped, query_scale, scores, dstore, dkeys, dvalues,
+                                 NORMALISES, SAVES_MAP, VALUES, N, D, K_TOP, SLICE, KEY_SLICE)  # fmt: skip
             goal = meet(counter, goal, programs)
         carried = cut == 0
         if carried | kept_before:

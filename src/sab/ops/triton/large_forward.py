@@ -24,19 +24,18 @@ from sab.ops.triton.large_parts import (
     microstate,
     product,
     store_factor,
-    taken,
-    top,
     turned,
     turns,
     two_products,
     whole_product,
     wide,
 )
+from sab.ops.triton.small_select import load_keys, select, select_exactly
 
 
 @triton.jit
 def _cell_phase(t, batch, pid, programs, reads, keeping, slot, step, slots, h_left, h_next, h_hat_left, h_in, h_out, c,
-                gates, hidden_new, h_hat, keys, key_squares, turn_rates, values, lengths, w_hh, b_hh, w_memory,
+                gates, hidden_new, h_hat, keys, new_key, turn_rates, values, lengths, w_hh, b_hh, w_memory,
                 real: tl.constexpr, MATH: tl.constexpr, CELL: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
                 GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr,
                 VALUES: tl.constexpr, NORMALISES: tl.constexpr, MIXED: tl.constexpr, ROWS: tl.constexpr,
@@ -86,8 +85,8 @@ def _cell_phase(t, batch, pid, programs, reads, keeping, slot, step, slots, h_le
                     key, value = tl.split(tl.reshape(kept, (ROWS, UNITS, 2)))
                     value_at = values + wide(slot * batch) * N + at
                     tl.store(value_at, value, mask=inside)
-                _store_key(key, step, tile // row_tiles, row, unit, slot, batch, slots, keys, key_squares, turn_rates,
-                           real, MATH, NORMALISES, D)  # fmt: skip
+                _store_key(key, step, row, unit, slot, batch, slots, keys, new_key, turn_rates, real, MATH, NORMALISES,
+                           D)  # fmt: skip
             else:
                 sums = product(sums, h_left + row * INNER, weight_rows, row < batch, weight_mask, 0, INNER, INNER,
                                BLOCK, STAGES, PRECISION)  # fmt: skip
@@ -125,22 +124,21 @@ def _cell_phase(t, batch, pid, programs, reads, keeping, slot, step, slots, h_le
 
 
 @triton.jit
-def _store_key(key, step, part, row, column, slot, batch, slots, keys, key_squares, turn_rates, real: tl.constexpr,
+def _store_key(key, step, row, column, slot, batch, slots, keys, new_key, turn_rates, real: tl.constexpr,
                MATH: tl.constexpr, NORMALISES: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    """Columns of a slot's keys. Where they are to have length 1, they are turned by the step that kept them, and
-    divided after a meeting (`_shorten`): a tile, the row's `part`, has some columns only, and leaves the sum of their
-    squares in key_squares [part, row]."""
+    """Columns of a slot's keys. Where they are to have length 1, which is that of all columns, they are turned by the
+    step that kept them and left in new_key [row, column], from which `_keep_phase` takes them after a meeting."""
     inside = (row < batch)[:, None] & (column < D)[None, :]
     if NORMALISES:
         cosine, sine = turns(step, column, tl.load(turn_rates + column, mask=column < D, other=0), real, MATH)
-        key = turned(key, cosine[None, :], sine[None, :]).to(keys.dtype.element_ty)
-        squares = tl.where(inside, key.to(real) * key.to(real), 0.0)
-        tl.store(key_squares + part * batch + row, tl.sum(squares, 1), mask=row < batch)
-    tl.store(keys + (wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
+        key = turned(key, cosine[None, :], sine[None, :])
+        tl.store(new_key + row[:, None] * D + column[None, :], key, mask=inside)
+    else:
+        tl.store(keys + (wide(row) * slots + slot)[:, None] * D + column[None, :], key, mask=inside)
 
 
 @triton.jit
-def _key_phase(slot, step, batch, pid, programs, slots, h_left, keys, key_squares, turn_rates, w_memory,
+def _key_phase(slot, step, batch, pid, programs, slots, h_left, keys, new_key, turn_rates, w_memory,
                real: tl.constexpr, MATH: tl.constexpr, NORMALISES: tl.constexpr, VALUES: tl.constexpr, D: tl.constexpr,
                ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
                STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -152,32 +150,26 @@ def _key_phase(slot, step, batch, pid, programs, slots, h_left, keys, key_square
         column = tile // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
         key = whole_product(h_left + row * INNER, w_memory + column * STRIDE, row < batch, column < D, real, INNER,
                             ROWS, COLUMNS, BLOCK, STAGES, PRECISION)  # fmt: skip
-        _store_key(key, step, tile // row_tiles, row, column, slot, batch, slots, keys, key_squares, turn_rates, real,
-                   MATH, NORMALISES, D)  # fmt: skip
+        _store_key(key, step, row, column, slot, batch, slots, keys, new_key, turn_rates, real, MATH, NORMALISES,
+                   D)  # fmt: skip
 
 
 @triton.jit
-def _squares(squares, row, batch, there, real: tl.constexpr, TILES: tl.constexpr):
-    """Numbers whose sum is that of a row's squares [tile, row]; 0 where they are not there."""
-    block = tl.arange(0, 128)
-    total = tl.zeros((128,), real)
-    for first in tl.static_range(0, TILES, 128):
-        total += tl.load(squares + (first + block) * batch + row, mask=also(first + block < TILES, there), other=0.0)
-    return total
+def _inverse_length(x, SMALLEST_SQUARE: tl.constexpr, D: tl.constexpr):
+    """1 / the length of a vector, which is 0 past its D entries."""
+    return tl.rsqrt(tl.sum(x * x, 0) + SMALLEST_SQUARE * D)
 
 
 @triton.jit
-def _shorten(slot, row, part, scale, slots, keys, key_scale, D: tl.constexpr, KEY_SLICE: tl.constexpr,
-             PIECE: tl.constexpr):  # fmt: skip
-    """Brings a row's part of a slot's keys to length 1. Before the next meeting nobody else reads or writes it."""
-    for first in range(part * KEY_SLICE, tl.minimum(part * KEY_SLICE + KEY_SLICE, D), PIECE):
-        column = first + tl.arange(0, PIECE)
-        inside = (column < D) & (column < part * KEY_SLICE + KEY_SLICE)
-        key_at = keys + (wide(row) * slots + slot) * D + column
-        key = tl.load(key_at, mask=inside, other=0.0)
-        tl.debug_barrier()  # several threads may have the same entry: all load it before one writes over it
-        tl.store(key_at, key * scale, mask=inside)
-    tl.store(key_scale + wide(row) * slots + slot, scale, mask=part == 0)
+def _keep_phase(slot, batch, pid, programs, slots, keys, key_scale, new_key, SMALLEST_SQUARE: tl.constexpr,
+                D: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """Stores the newest keys with length 1: by the last programs, which other phases have less for."""
+    column = tl.arange(0, WIDTH)
+    for row in range(programs - 1 - pid, batch, programs):
+        key = tl.load(new_key + row * D + column, mask=column < D, other=0.0)
+        inverse = _inverse_length(key, SMALLEST_SQUARE, D)
+        tl.store(keys + (wide(row) * slots + slot) * D + column, key * inverse, mask=column < D)
+        tl.store(key_scale + wide(row) * slots + slot, inverse)
 
 
 @triton.jit
@@ -233,20 +225,11 @@ def _forget_phase(t, batch, pid, programs, slot, seen, k_att, most, discount, wi
 
 
 @triton.jit
-def _query_phase(t, batch, pid, programs, used, seen, slots, width, h_hat_left, query, query_squares, keys, live,
-                 partial, map_part, turn_rates, w_query, scorer_bias, v, b_incorporate, real: tl.constexpr,
-                 MATH: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr, NORMALISES: tl.constexpr,
-                 SCALE: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-                 COLUMNS: tl.constexpr, SLOTS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
+def _query_phase(t, batch, pid, programs, h_hat_left, query, map_part, w_query, scorer_bias, b_incorporate,
+                 real: tl.constexpr, QUERY: tl.constexpr, SCALE: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr,
+                 D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
                  STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The query, and at once the part of all scores that comes from each tile's columns: partial [tile, row, place].
-    A place is a slot, or one of the row's list `live`. With values also the map's part that comes from ĥ and the bias,
-    as many columns: the same factor.
-
-    Where the scorer normalises, the query is stored as it is, and multiplied with v and turned for the scores. Of its
-    length a tile knows only its part, query_squares [tile, row], so `_read_phase` divides the scores instead, and those
-    of a key that was just kept by its length.
-    """
+    """The query and, with values, the map's part that comes from ĥ and the bias, as many columns: the same factor."""
     OUTPUTS: tl.constexpr = N if VALUES and N > D else D
     KINDS: tl.constexpr = 2 if VALUES else 1
     row_tiles = tl.cdiv(batch, ROWS)
@@ -263,80 +246,27 @@ def _query_phase(t, batch, pid, programs, used, seen, slots, width, h_hat_left, 
             mapped_at = map_part + row[:, None] * N + column[None, :]
             tl.store(mapped_at, mapped, mask=(row < batch)[:, None] & (column < N)[None, :])
         bias = tl.zeros((COLUMNS,), real)
-        factor = bias
         if scorer_bias is not None:
             bias = tl.load(scorer_bias + column, mask=column < D, other=0.0).to(real)
-        if v is not None:
-            factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
         own = QUERY(own, bias[None, :], SCALE)
         tl.store(query + (wide(t * batch) + row)[:, None] * D + column[None, :], own, mask=inside)
-        has_columns = tile // row_tiles < tl.cdiv(D, COLUMNS)
-        if NORMALISES:
-            square_at = query_squares + tile // row_tiles * batch + row
-            tl.store(square_at, tl.sum(tl.where(inside, own * own, 0.0), 1), mask=also(row < batch, has_columns))
-            rate = tl.load(turn_rates + column, mask=column < D, other=0)
-            cosine, sine = turns(seen + t, column, rate, real, MATH)
-            own = turned(own * factor[None, :], cosine[None, :], sine[None, :])
-        place = tl.arange(0, SLOTS)
-        key_at = keys + ((wide(row) * slots)[:, None] + place[None, :])[:, :, None] * D + column[None, None, :]
-        score_at = partial + (wide(tile // row_tiles * batch) + row)[:, None] * width + place[None, :]
-        for first in tl.range(0, tl.where(has_columns, used, 0), SLOTS, num_stages=STAGES):
-            there = (row < batch)[:, None] & (first + place < used)[None, :]
-            own_at = key_at + first * D
-            if live is not None:
-                slot = tl.load(live + (wide(row) * width)[:, None] + (first + place)[None, :], mask=there, other=0)
-                slot = tl.maximum(slot, 0)  # a row that has ended may have fewer
-                own_at = keys + ((wide(row) * slots)[:, None] + slot)[:, :, None] * D + column[None, None, :]
-            key = tl.load(own_at, mask=there[:, :, None] & (column < D)[None, None, :], other=0.0)
-            terms = TERMS(key.to(real), own[:, None, :], factor[None, None, :], MATH)
-            if D % COLUMNS != 0:  # of zeros a scorer may make anything
-                terms = tl.where((column < D)[None, None, :], terms, 0.0)
-            tl.store(score_at + first, tl.sum(terms, 2), mask=there)
 
 
 @triton.jit
-def _scores(row, place, batch, used, width, partial, real: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
-            CANDIDATES: tl.constexpr):  # fmt: skip
-    """The sums of `partial`."""
-    block = tl.arange(0, 64)
-    score = tl.zeros((CANDIDATES,), real)
-    for first in range(0, tl.cdiv(D, COLUMNS), 64):
-        at = partial + (wide((first + block) * batch) + row)[:, None] * width + place[None, :]
-        there = (first + block < tl.cdiv(D, COLUMNS))[:, None] & (place < used)[None, :]
-        score += tl.sum(tl.load(at, mask=there, other=0.0), 0)
-    return score
-
-
-@triton.jit
-def _is_newest(place, used, remembered, live):
-    """Whether places are of the newest slot, which is the last in use."""
-    if live is None:
-        return place == remembered - 1
-    else:
-        return tl.load(live + place, mask=place < remembered, other=-1) == used - 1
-
-
-@triton.jit
-def _scaled(score, is_newest, scale, key_scale):
-    """Scores times the scale, and where a key is the newest one also by that of keys."""
-    return score * tl.where(is_newest, scale * key_scale, scale)
-
-
-@triton.jit
-def _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_slots, slots, width, k_att, bias_size,
-                most, discount, h_old, h_out, h_next, store, h_hat, keys, key_scale, key_squares, values, partial,
-                map_part, query_squares, best_key, best_slot, live, reads, lost, weights, selected, norms, summary,
-                mapped, query_scale, scores, summary_left, lengths, w_memory, w_query, scorer_bias, real: tl.constexpr,
-                MATH: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr, NORMALISES: tl.constexpr,
-                SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
-                SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
-                FORGET: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
-                PLACES: tl.constexpr, MIXED: tl.constexpr, SLICE: tl.constexpr, PIECE: tl.constexpr,
-                KEY_SLICE: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
-                CANDIDATES: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
+def _read_phase(t, step, batch, pid, programs, used, remembered, keeping, seen, first_slots, slots, width, k_att,
+                bias_size, most, discount, h_old, h_out, h_next, store, h_hat, query, keys, values, map_part, best_key,
+                best_slot, live, reads, lost, weights, selected, norms, summary, mapped, query_scale, scores,
+                summary_left, lengths, turn_rates, w_memory, w_query, scorer_bias, v, real: tl.constexpr,
+                MATH: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr, TERMS: tl.constexpr, MIXED: tl.constexpr,
+                NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, SCALE: tl.constexpr, WEIGH: tl.constexpr,
+                SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr,
+                SAVES_MAP: tl.constexpr, FORGET: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                K_TOP: tl.constexpr, PLACES: tl.constexpr, SLICE: tl.constexpr, PIECE: tl.constexpr,
+                GROUP: tl.constexpr, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr, KC: tl.constexpr,
+                WARPS: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
     """Selects, weighs and sums up, and makes h_t but where its map is a product of the summary: a slice of a row's
     units in one tile. With values the map's part of the summary is their sum, weighed alike."""
-    place = tl.arange(0, PLACES)
+    column = tl.arange(0, WIDTH)
     for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
         row, part = tile % batch, tile // batch
         at_row = wide(t * batch + row)
@@ -350,6 +280,8 @@ def _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_
             oldest = used - remembered
         if NUMBERS:
             # Each slice has the row's best to itself, so that they need not wait for each other.
+            place = tl.arange(0, PLACES)
+            first_warp = place >= 0
             held = tile * PLACES + place
             best, slot = tl.load(best_key + held), tl.load(best_slot + held)
             if keeping:
@@ -373,53 +305,54 @@ def _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_
                 )
                 tl.store(best_key + held, best)
                 tl.store(best_slot + held, slot)
+            slot = tl.where(place < tl.minimum(K_TOP, remembered), slot, -1)
             score = best
             if SEES_LEVEL:  # else the query's part, the same for all, makes no difference
                 score = best + linear(h_hat + at_row * N, w_query, real, MATH, N, 1024, MARK)
         else:
-            candidate = tl.arange(0, CANDIDATES)
-            inverse = 1.0
+            # Every slice scores all keys, so that they need not wait for each other. Each warp has the best to itself.
+            place = tl.arange(0, KC)[None, :] + tl.zeros((WARPS, KC), tl.int32)
+            first_warp = tl.arange(0, WARPS)[:, None] == 0
+            own_keys = keys + (wide(row) * slots + oldest) * D
+            count = remembered
+            if lengths is not None:
+                count = tl.where(alive, remembered, 0)
+            if MIXED:
+                ahead = load_keys(own_keys, own_list, 0, count, D, WIDTH)
+            asked = tl.load(query + at_row * D + column, mask=column < D, other=0.0)
+            factor = asked
+            if v is not None:
+                factor = tl.load(v + column, mask=column < D, other=0.0).to(real)
             if NORMALISES:
-                of_query = _squares(query_squares, row, batch, True, real, (D + COLUMNS - 1) // COLUMNS)
-                of_key = _squares(key_squares, row, batch, keeping, real, (D + UNITS - 1) // UNITS)
-            found = _scores(row, candidate, batch, remembered, width, partial, real, D, COLUMNS, CANDIDATES)
-            if NORMALISES:
-                inverse = tl.rsqrt(tl.sum(of_query, 0) + SMALLEST_SQUARE * D)
-                key_inverse = tl.where(keeping, tl.rsqrt(tl.sum(of_key, 0) + SMALLEST_SQUARE * D), 1.0)
-                is_newest = _is_newest(candidate, used, remembered, own_list)
-                found = _scaled(found, is_newest, inverse * (D * SCALE), key_inverse)
-            score, slot = top(tl.where(candidate < remembered, found, float("-inf")), candidate, PLACES)
-            for first in range(CANDIDATES, remembered, CANDIDATES):
-                found = _scores(row, first + candidate, batch, remembered, width, partial, real, D, COLUMNS,
-                                CANDIDATES)  # fmt: skip
-                if NORMALISES:
-                    is_newest = _is_newest(first + candidate, used, remembered, own_list)
-                    found = _scaled(found, is_newest, inverse * (D * SCALE), key_inverse)
-                found = tl.where(first + candidate < remembered, found, float("-inf"))
-                score, slot = merge(score, slot, found, first + candidate, PLACES)
-            if NORMALISES:
-                if keeping:
-                    _shorten(used - 1, row, part, key_inverse, slots, keys, key_scale, D, KEY_SLICE, PIECE)
-        k = tl.minimum(K_TOP, remembered)
-        weight, norm = WEIGH(score, place < k)
-        valid = also(place < k, alive)
+                inverse = _inverse_length(asked, SMALLEST_SQUARE, D)
+                cosine, sine = turns(step, column, tl.load(turn_rates + column, mask=column < D, other=0), real, MATH)
+                asked = turned(asked * factor, cosine, sine)
+            if MIXED:
+                score, slot = select(own_keys, own_list, ahead, count, asked, factor, place, K_TOP, D, TERMS, MATH)
+            else:
+                score, slot = select_exactly(own_keys, own_list, count, asked, factor, place, K_TOP, D, TERMS,
+                                             MATH, real)  # fmt: skip
+            if NORMALISES:  # the query's length makes no difference to what is selected
+                score = score * (inverse * (D * SCALE))
+                tl.store(query_scale + at_row, inverse)
+                tl.store(scores + at_row * K_TOP + place, score, mask=also(first_warp & (slot >= 0), alive))
+        valid = also(slot >= 0, alive)
+        weight, norm = WEIGH(score, valid)
         weight, slot = tl.where(valid, weight, 0.0), tl.where(valid, slot, -1)
         if FORGET == "most_read":
             if part == 0:
                 was_read = slot
                 if NUMBERS:
                     was_read = places_of(own_list, remembered, discount, slot, "plain")
-                count_reads(reads + wide(row) * width, was_read, valid, "plain")
+                count_reads(reads + wide(row) * width, was_read, valid & first_warp, "plain")
         if (FORGET is not None) and (not NUMBERS):
             slot = as_slots(own_list, oldest, slot, "plain")
-        if part == 0:
-            tl.store(weights + at_row * K_TOP + place, weight, mask=valid)
-            tl.store(selected + at_row * K_TOP + place, slot, mask=valid)
-            if SAVES_NORM:
-                tl.store(norms + at_row, tl.sum(norm, 0))
-            if NORMALISES:
-                tl.store(query_scale + at_row, inverse)
-                tl.store(scores + at_row * K_TOP + place, score, mask=valid)
+        # Each slice of a row stores the same numbers, and takes them from there: one at a time, for all threads.
+        tl.store(weights + at_row * K_TOP + place, weight, mask=valid & first_warp)
+        tl.store(selected + at_row * K_TOP + place, slot, mask=valid & first_warp)
+        if SAVES_NORM:
+            tl.store(norms + at_row + 0 * place, norm + 0.0 * weight, mask=first_warp & (place == 0))
+        tl.debug_barrier()
         for first in range(part * SLICE, tl.minimum(part * SLICE + SLICE, N), PIECE):
             unit = first + tl.arange(0, PIECE)
             inside = unit < N
@@ -433,8 +366,10 @@ def _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_
                 # loads is what it adds up. All loads of a group come first, so that they wait together.
                 states = ()
                 own_values = ()
+                shares = ()
                 for j in tl.static_range(group, min(group + GROUP, K_TOP)):
-                    one = taken(slot, j, PLACES)
+                    one = tl.load(selected + at_row * K_TOP + j)
+                    shares = shares + (tl.load(weights + at_row * K_TOP + j, mask=one >= 0, other=0.0),)
                     there = also(inside, one >= 0)
                     at = (wide(microstate(one, seen, first_slots, k_att)) * batch + row) * N
                     states = states + (tl.load(store + at + unit, mask=there, other=0.0),)
@@ -442,10 +377,9 @@ def _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_
                         at = (wide(one) * batch + row) * N
                         own_values = own_values + (tl.load(values + at + unit, mask=there, other=0.0),)
                 for j in tl.static_range(group, min(group + GROUP, K_TOP)):
-                    one = taken(weight, j, PLACES)
-                    s += one * states[j - group]
+                    s += shares[j - group] * states[j - group]
                     if VALUES:
-                        linear_map += one * own_values[j - group].to(real)
+                        linear_map += shares[j - group] * own_values[j - group].to(real)
             tl.store(summary + at_row * N + unit, s, mask=also(inside, alive))
             if MAPPED and not VALUES:
                 store_factor(summary_left + row * INNER + unit, s, inside, MIXED)
@@ -496,19 +430,18 @@ def _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary
 )
 def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, selected, norms, summary, mapped,
                    key_scale, query_scale, scores, lengths, turn_rates, w_hh, b_hh, w_memory, w_query, scorer_bias, v,
-                   w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, values, map_part, partial,
-                   key_squares, query_squares, best_key, best_slot, live, reads, lost, counter, steps, batch, seen,
-                   first_slots, slots, k_att, bias_size, most, discount, CELL: tl.constexpr, GATES: tl.constexpr,
-                   HAS_C: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, MARK: tl.constexpr,
-                   NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr, QUERY: tl.constexpr, TERMS: tl.constexpr,
-                   WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr, SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr,
-                   MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr, FORGET: tl.constexpr, VALUES: tl.constexpr,
-                   N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr, PLACES: tl.constexpr, SCALE: tl.constexpr,
-                   MIXED: tl.constexpr, MATH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-                   QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, SLICE: tl.constexpr,
-                   PIECE: tl.constexpr, KEY_SLICE: tl.constexpr, GROUP: tl.constexpr, CANDIDATES: tl.constexpr,
-                   INNER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
+                   w_incorporate, b_incorporate, h_left, h_hat_left, summary_left, values, map_part, new_key, best_key,
+                   best_slot, live, reads, lost, counter, steps, batch, seen, first_slots, slots, k_att, bias_size,
+                   most, discount, CELL: tl.constexpr, GATES: tl.constexpr, HAS_C: tl.constexpr, SPLITS: tl.constexpr,
+                   NUMBERS: tl.constexpr, MARK: tl.constexpr, NORMALISES: tl.constexpr, SMALLEST_SQUARE: tl.constexpr,
+                   QUERY: tl.constexpr, TERMS: tl.constexpr, WEIGH: tl.constexpr, SAVES_NORM: tl.constexpr,
+                   SEES_LEVEL: tl.constexpr, INCORPORATE: tl.constexpr, MAPPED: tl.constexpr, SAVES_MAP: tl.constexpr,
+                   FORGET: tl.constexpr, VALUES: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K_TOP: tl.constexpr,
+                   PLACES: tl.constexpr, SCALE: tl.constexpr, MIXED: tl.constexpr, MATH: tl.constexpr,
+                   ROWS: tl.constexpr, UNITS: tl.constexpr, QUERY_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                   SLICE: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, CANDIDATES: tl.constexpr,
+                   WIDTH: tl.constexpr, KC: tl.constexpr, WARPS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
+                   STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     real: tl.constexpr = store.dtype.element_ty
     pid, programs = tl.program_id(0), tl.num_programs(0)
     goal = programs
@@ -536,18 +469,14 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
         h_new = h_old + batch * N
         # Two copies in turn: without a read h_t is written while others still read h_{t-1}.
         left, next_left = h_left + t % 2 * batch * INNER, h_left + (t + 1) % 2 * batch * INNER
-        # Where the scorer normalises, this writes over `key_squares`, and `_query_phase` over `query_squares`, which
-        # `_read_phase` reads. Each read is followed by a meeting before the next write.
+        # Where the scorer normalises, this writes over `new_key`, which `_keep_phase` reads: a meeting is between them.
         _cell_phase(t, batch, pid, programs, used, keeping, used - 1, seen + t - 1, slots, left, next_left, h_hat_left,
-                    h_old, h_new, c, gates, hidden_new, h_hat, keys, key_squares, turn_rates, values, lengths, w_hh,
+                    h_old, h_new, c, gates, hidden_new, h_hat, keys, new_key, turn_rates, values, lengths, w_hh,
                     b_hh, w_memory, real, MATH, CELL, N, D, GATES, HAS_C, SPLITS, KEYS, VALUES, NORMALISES, MIXED, ROWS,
                     UNITS, INNER, BLOCK, STAGES, PRECISION)  # fmt: skip
         remembered = used
-        read_keys = keys
         if FORGET is not None:
             remembered = tl.minimum(used, most)
-        if FORGET == "recent":
-            read_keys = keys + wide(used - remembered) * D
         if LISTED:
             if keeping:  # all have read what the step before read, and counted it
                 _forget_phase(t - 1, batch, pid, programs, used - 1, seen, k_att, most, discount, width, live, reads,
@@ -556,19 +485,21 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
         if K_TOP > 0:
             if used > 0:
                 if not NUMBERS:
-                    _query_phase(t, batch, pid, programs, remembered, seen, slots, width, h_hat_left, query,
-                                 query_squares, read_keys, lists, partial, map_part, turn_rates, w_query, scorer_bias,
-                                 v, b_incorporate, real, MATH, QUERY, TERMS, NORMALISES, SCALE, VALUES, N, D,
-                                 QUERY_ROWS, COLUMNS, SLOTS, INNER, BLOCK, STAGES, PRECISION)  # fmt: skip
+                    _query_phase(t, batch, pid, programs, h_hat_left, query, map_part, w_query, scorer_bias,
+                                 b_incorporate, real, QUERY, SCALE, VALUES, N, D, QUERY_ROWS, COLUMNS, INNER, BLOCK,
+                                 STAGES, PRECISION)  # fmt: skip
+                    if NORMALISES:
+                        if keeping:
+                            _keep_phase(used - 1, batch, pid, programs, slots, keys, key_scale, new_key,
+                                        SMALLEST_SQUARE, D, WIDTH)  # fmt: skip
                     goal = meet(counter, goal, programs)
-                _read_phase(t, batch, pid, programs, used, remembered, keeping, seen, first_slots, slots, width, k_att,
-                            bias_size, most, discount, h_old, h_new, next_left, store, h_hat, keys, key_scale,
-                            key_squares, values, partial, map_part, query_squares, best_key, best_slot, lists, reads,
-                            lost, weights, selected, norms, summary, mapped, query_scale, scores, summary_left, lengths,
-                            w_memory, w_query, scorer_bias, real, MATH, NUMBERS, MARK, NORMALISES, SMALLEST_SQUARE,
+                _read_phase(t, seen + t, batch, pid, programs, used, remembered, keeping, seen, first_slots, slots,
+                            width, k_att, bias_size, most, discount, h_old, h_new, next_left, store, h_hat, query, keys,
+                            values, map_part, best_key, best_slot, lists, reads, lost, weights, selected, norms,
+                            summary, mapped, query_scale, scores, summary_left, lengths, turn_rates, w_memory, w_query,
+                            scorer_bias, v, real, MATH, NUMBERS, MARK, TERMS, MIXED, NORMALISES, SMALLEST_SQUARE,
                             SCALE, WEIGH, SAVES_NORM, SEES_LEVEL, INCORPORATE, MAPPED, SAVES_MAP, FORGET, VALUES, N, D,
-                            K_TOP, PLACES, MIXED, SLICE, PIECE, KEY_SLICE, GROUP, COLUMNS, UNITS, CANDIDATES,
-                            INNER)  # fmt: skip
+                            K_TOP, PLACES, SLICE, PIECE, GROUP, CANDIDATES, WIDTH, KC, WARPS, INNER)  # fmt: skip
                 goal = meet(counter, goal, programs)
                 if MAPPED and not VALUES:
                     _map_phase(t, batch, pid, programs, h_hat_left, summary_left, h_hat, summary, mapped, h_new,
@@ -589,16 +520,13 @@ def forward_kernel(store, c, gates, hidden_new, h_hat, query, keys, weights, sel
                     tl.store(keys + wide(row) * slots + slot, key)
             else:
                 left = h_left + steps % 2 * batch * INNER
-                _key_phase(slot, seen + steps - 1, batch, pid, programs, slots, left, keys, key_squares, turn_rates,
+                _key_phase(slot, seen + steps - 1, batch, pid, programs, slots, left, keys, new_key, turn_rates,
                            w_memory, real, MATH, NORMALISES, VALUES, D, QUERY_ROWS, COLUMNS, INNER, BLOCK, STAGES,
                            PRECISION)  # fmt: skip
                 if NORMALISES:
-                    meet(counter, goal, programs)  # for the sums of the other tiles
-                    for tile in range(pid, batch * tl.cdiv(N, SLICE), programs):
-                        squares = _squares(key_squares, tile % batch, batch, True, real, (D + COLUMNS - 1) // COLUMNS)
-                        scale = tl.rsqrt(tl.sum(squares, 0) + SMALLEST_SQUARE * D)
-                        _shorten(slot, tile % batch, tile // batch, scale, slots, keys, key_scale, D, KEY_SLICE,
-                                 PIECE)  # fmt: skip
+                    meet(counter, goal, programs)  # for the columns of the other tiles
+                    _keep_phase(slot, batch, pid, programs, slots, keys, key_scale, new_key, SMALLEST_SQUARE, D,
+                                WIDTH)  # fmt: skip
     if FORGET == "recent":
         for row in range(pid, batch, programs):
             length = steps

@@ -9,6 +9,19 @@ from sab.ops.triton.functions import kept_row
 
 NOWHERE = tl.constexpr(1 << 30)
 """The slot of an empty place among the best."""
+WAIT = tl.constexpr("""{
+    .reg .pred %is_other, %is_early; .reg .b32 %thread, %came;
+    mov.u32 %thread, %tid.x;
+    setp.ne.u32 %is_other, %thread, 0;
+    @%is_other bra DONE;
+    red.release.gpu.global.add.u32 [$1], 1;
+    WAIT: ld.acquire.gpu.global.u32 %came, [$1];
+    setp.lt.s32 %is_early, %came, $2;
+    @%is_early bra WAIT;
+    DONE: mov.u32 $0, 0;
+}""")
+"""The first thread of a program adds 1 to a counter, and reads it until it has reached a goal. (Reading it by an atomic
+would keep other programs' additions waiting.)"""
 
 
 @triton.jit
@@ -24,14 +37,6 @@ def store_factor(pointer, value, mask, MIXED: tl.constexpr = True):
     if MIXED and pointer.dtype.element_ty == tl.float32:
         value = rounded(value)
     tl.store(pointer, value, mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows", "columns", "stride"])
-def round_kernel(values, factors, rows, columns, stride, BLOCK: tl.constexpr):
-    """The values [rows, columns] as factors of products in TF32, whose rows are `stride` long."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < rows * columns
-    store_factor(factors + at // columns * stride + at % columns, tl.load(values + at, mask=inside, other=0.0), inside)
 
 
 @triton.jit
@@ -50,9 +55,7 @@ def meet(counter, goal, programs):
     """Waits until all programs have come here; what they wrote before can be read after. Returns the next goal."""
     tl.debug_barrier()
     if programs > 1:
-        tl.atomic_add(counter, 1, sem="release")
-        while tl.atomic_add(counter, 0, sem="acquire") < goal:
-            pass
+        tl.inline_asm_elementwise(WAIT, "=r,l,r", [counter.to(tl.int64), goal], tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
     return goal + programs
 
@@ -199,15 +202,6 @@ def merge(best, best_slot, score, slot, PLACES: tl.constexpr):
     merged = tl.sum(tl.where(new, score[:, None], 0.0), 0) + tl.sum(tl.where(held, best[:, None], 0.0), 0)
     merged_slot = tl.sum(tl.where(new, slot[:, None], 0), 0) + tl.sum(tl.where(held, best_slot[:, None], 0), 0)
     return merged, merged_slot
-
-
-@triton.jit
-def top(score, slot, PLACES: tl.constexpr):
-    """`merge` where none are held yet and there are at least PLACES candidates."""
-    score = tl.where(score == score, score, float("-inf"))
-    rank = tl.sum(_ahead(score[:, None], slot[:, None], score[None, :], slot[None, :]).to(tl.int32), 0)
-    new = rank[:, None] == tl.arange(0, PLACES)[None, :]
-    return tl.sum(tl.where(new, score[:, None], 0.0), 0), tl.sum(tl.where(new, slot[:, None], 0), 0)
 
 
 @triton.jit

@@ -51,23 +51,31 @@ _made: list[float] = []
 
 
 def launch(
-    kernel: Any, programs: int, tensors: Sequence[Tensor | None], sizes: Sequence[int], constants: Constants
+    kernel: Any,
+    programs: int,
+    tensors: Sequence[Tensor | None],
+    sizes: Sequence[int],
+    constants: Constants,
+    is_aligned: bool = True,
 ) -> None:
     """Launch a kernel whose parameters are tensors, then sizes that it is not specialised on, then constants.
 
-    The first tensor is there; None for another one is a constant.
+    The first tensor is there; None for another one is a constant. is_aligned: whether the kernel is specialised on
+    where tensors lie, as by default.
     """
     assert tensors[0] is not None
     index = tensors[0].device.index
     if index is not None and index != torch.cuda.current_device():
         with torch.cuda.device(index):  # Triton launches on the current device, wherever the tensors are
-            return launch(kernel, programs, tensors, sizes, constants)
+            return launch(kernel, programs, tensors, sizes, constants, is_aligned)
     # As numbers, which Triton takes as they are: a tensor it asks again where it is, and the driver whose it is.
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     bits = 0
     for pointer in pointers:
         bits |= pointer or 0
-    if INTERPRETED or bits % 16 != 0:  # compiled otherwise; only a parameter that is part of another lies so
+    if INTERPRETED or (
+        is_aligned and bits % 16 != 0
+    ):  # compiled anew; only a parameter that is part of another lies so
         kernel[(programs,)](*tensors, *sizes, **constants.values)
         return None
     key = (index, *[None if tensor is None else tensor.dtype for tensor in tensors])
