@@ -1,8 +1,8 @@
 """The kernels of this GPU against float64: random configurations, each precision, outputs and every gradient.
 
-`python -m tools.checks measure OUT.jsonl [--slice I/N] [--cases FIRST,LAST] [--commit C]` compares them here; N processes share the
-cases, most of whose time is compilation. `python -m tools.checks` makes the table of docs/engine-appendix.md from
-benchmarks/checks/h200.jsonl.
+`python -m tools.checks measure OUT.jsonl [--slice I/N] [--cases FIRST,LAST] [--commit C]` compares them here. Most of
+its time is compilation, so N processes share the cases. `python -m tools.checks` makes the table of
+docs/engine-appendix.md from benchmarks/checks/h200.jsonl.
 """
 
 from __future__ import annotations
