@@ -102,10 +102,10 @@ def test_the_inputs_part_of_the_gates(cell: str, compute: torch.dtype) -> None:
     ],
 )
 def test_gradients_of_converted_factors(cell: str, config: SABConfig, first: int) -> None:
-    """What is converted in one launch gives the gradients of what is converted one by one."""
+    """What is converted in few launches gives the gradients of what is converted one by one."""
     plan = plan_of(cell, 17, 8, 3, 4, first, 0, config)
     weights, buffers, work = buffers_of(plan, None)
-    halves = dict.fromkeys(("gates", "hidden_new", "keys", "dgates", "dhidden", "dquery"), torch.float16)
+    halves = dict.fromkeys("gates hidden_new keys mapped dgates dhidden dquery dincorporated".split(), torch.float16)
     work = run_on_cpu(plan, weights, buffers, work)
     own_buffers, own_work = (copied(tensors, others=torch.float32, **halves) for tensors in (buffers, work))
     flat = {name: getattr(own_work, name) for name in ("dgates", "dhidden", "dquery", "dincorporated")}

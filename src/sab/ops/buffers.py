@@ -17,7 +17,7 @@ state type. The last two columns are the contents before and after the forward l
 | selected | k_top > 0 | [T, B, k_top], int32 | | slots, otherwise -1 |
 | norms | `Weighting.saves_norm` | [T, B] | | the divisor of the weights |
 | summary | k_top > 0 | [T, B, n] | | what was read, otherwise 0 |
-| mapped | `Incorporation.saves_map` | [T, B, n] | | the map of the incorporation |
+| mapped | `Incorporation.saves_map` | [T + 1, B, n], compute type | | the map of the incorporation; last a free row |
 | key_scale | `Scorer.normalises` | [B, S] | | 1 / the length of W_m m, from slot F on |
 | query_scale | `Scorer.normalises` | [T, B] | | 1 / the length of `query` |
 | scores | `Scorer.normalises` | [T, B, k_top] | | of the selected, otherwise 0 |
@@ -169,7 +169,8 @@ class Work(NamedTuple):
     dweights: Tensor | None
     """From outside, of `weights`; None for zeros."""
     dincorporated: Tensor | None
-    """Of the result of an incorporation with weights, [T * B, n]."""
+    """Of the result of an incorporation with weights, [T * B, n], compute type; of the steps that read. It may be the
+    memory of `mapped`, one step on: in a step that several programs share, each reads what others overwrite."""
     dv: Tensor | None
     """Of the scorer's v, [B, d]."""
     dnorm_ih: Tensor | None = None
@@ -264,7 +265,7 @@ def allocate(
         selected=like(weights, dtype=torch.int32),
         norms=new((saved, batch), dtype=kept) if WEIGHTINGS[plan.config.weighting].saves_norm else None,
         summary=new((steps, batch, n), dtype=kept),
-        mapped=like(h_hat) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
+        mapped=new((saved + 1, batch, n)) if INCORPORATIONS[plan.config.incorporate].saves_map else None,
         key_scale=new((batch, plan.slots), dtype=kept) if normalises else None,
         query_scale=new((saved, batch), dtype=kept) if normalises else None,
         scores=new((saved, batch, k_top), dtype=kept) if normalises else None,
@@ -322,8 +323,10 @@ def allocate_work(
     elif buffers.hidden_new is not None:
         dhidden = of_steps("hidden_new", buffers.hidden_new)
     dincorporated = None
-    if weights.w_incorporate is not None:
-        dincorporated = new((steps * batch, n)) if buffers.mapped is None else of_steps("mapped", buffers.mapped)
+    if buffers.mapped is not None and "mapped" in overwrites:
+        dincorporated = buffers.mapped[1:].view(steps * batch, n)
+    elif weights.w_incorporate is not None:
+        dincorporated = gates.new_empty((steps * batch, n))
     of_rows: Any = {}
     if plan.config.layer_norm or sums_biases:
         names = ("dnorm_ih", "dnorm_hh") if plan.config.layer_norm else ()
@@ -418,9 +421,9 @@ def blank(plan: Plan, buffers: Buffers) -> None:
 def blank_work(work: Work, *, sums: bool = True) -> None:
     """The same for a backward loop that skips steps; `sums`: also what it adds to."""
     if work.dquery is not None:
-        work.dquery.zero_()  # of the compute type, the others of the state type
-    zeros = (work.dincorporated, *(work.sums if sums else ()))
-    torch_private.zero_all([gradient for gradient in zeros if gradient is not None])
+        work.dquery.zero_()
+    if sums:
+        torch_private.zero_all([gradient for gradient in work.sums if gradient is not None])
 
 
 def cast(weights: Weights, compute: torch.dtype) -> Weights:

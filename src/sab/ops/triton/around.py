@@ -8,7 +8,7 @@ made in another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -119,7 +119,10 @@ def _tiles(plan: Plan, given: Given, parameters: Parameters, packed: Tensor) -> 
 
 
 class ConvertedGradients(Gradients):
-    """The gradients by torch's products, whose factors are brought to the compute type in one launch."""
+    """The gradients by torch's products, whose factors are brought to the compute type in two launches.
+
+    What the first made is given up before the second: the copies of both would be most of what a step takes.
+    """
 
     def __init__(
         self,
@@ -131,35 +134,41 @@ class ConvertedGradients(Gradients):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(plan, given, parameters, buffers, work, dtype)
-        self.dmapped: Tensor | None = None
-        if self.compute == buffers.store.dtype:
+        self.own_x = given.x
+        self.converts = self.compute != buffers.store.dtype
+        self.converts_read = self.converts and plan.config.k_top > 0 and not plan.is_affine
+        if not self.converts:
             return
         copies: list[Copy] = []
 
-        def of(tensor: Tensor, to: Tensor | None = None) -> Tensor:
-            to = tensor.new_empty(tensor.shape, dtype=self.compute) if to is None else to
-            copies.append((to, tensor) if to.dim() == 2 else (to.flatten(1), tensor.flatten(1)))
-            return to
+        def of(tensor: Tensor) -> Tensor:
+            copies.append((tensor.new_empty(tensor.shape, dtype=self.compute).flatten(1), tensor.flatten(1)))
+            return copies[-1][0].view(tensor.shape)
 
         if given.x.dtype != self.compute:
             self.given = given._replace(x=of(contiguous(given.x)))
         self.before = of(self.before)
-        if plan.config.k_top > 0 and not plan.is_affine:
+        if self.converts_read:
             self.kept = of(self.kept)
-            steps, rows, n = self.h_read.shape[0], self.h_read.shape[0] * plan.batch, plan.n
-            read = [self.h_read] if parameters.w_incorporate is None else [self.h_read, self.summary]
-            self.read = self.before.new_empty(steps, plan.batch, len(read) * n)
-            for one, to in zip(read, self.read.view(rows, len(read) * n).split(n, 1), strict=True):
-                of(one.view(rows, n), to)
-            self.h_read = self.read[..., :n]
-            if parameters.w_incorporate is not None:
-                self.dmapped = of(self._dincorporated())
         copy_all(copies)
 
+    @cached_property
+    def read(self) -> Tensor:
+        """The map's factors beside each other, or the first alone without a map; their steps are those that read."""
+        self.given = self.given._replace(x=self.own_x)
+        del self.before, self.kept
+        factors = [super().h_read, *([] if self.parameters.w_incorporate is None else [self.summary])]
+        found = factors[0].new_empty(*factors[0].shape[:2], len(factors) * self.plan.n, dtype=self.compute)
+        sides = found.flatten(0, 1).split(self.plan.n, 1)
+        copy_all([(side, factor.flatten(0, 1)) for side, factor in zip(sides, factors, strict=True)])
+        return found
+
+    @property
+    def h_read(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.read[..., : self.plan.n] if self.converts_read else super().h_read
+
     def w_incorporate(self) -> Tensor:
-        if self.dmapped is None:
-            return super().w_incorporate()
-        return self._outer(self.dmapped.t(), self.read)
+        return self._outer(self._dincorporated().t(), self.read) if self.converts_read else super().w_incorporate()
 
 
 class LanesGradients(Gradients):

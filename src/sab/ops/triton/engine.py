@@ -118,8 +118,8 @@ def prepare(plan: Plan, given: Given, parameters: Parameters, options: Options, 
 
 
 def overwrites(plan: Plan) -> Collection[str]:
-    """The gates, with large hidden sizes."""
-    return () if _is_small(plan) else ("gates",)
+    """The map; with large hidden sizes the gates too."""
+    return ("mapped",) if _is_small(plan) else ("gates", "mapped")
 
 
 def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges, inputs: Inputs | None = None) -> None:

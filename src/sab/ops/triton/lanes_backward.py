@@ -149,6 +149,8 @@ def lanes_backward_kernel(
                 put(dgates + after, zero, here, MATH)
                 if SPLITS:
                     put(dhidden + after, zero, here, MATH)
+            if MAPPED:
+                put(dincorporated + (t * batch.to(tl.int64) + row) * n + unit, zero, here, MATH)
 
     # Where step t's numbers lie; the step before has its own one stride earlier.
     last = (length - 1) * batch.to(tl.int64) + row
@@ -211,7 +213,7 @@ def lanes_backward_kernel(
         # Incorporate and read.
         dh_hat = dh
         if used > 0:
-            dh_hat, ds, dmapped = INCORPORATE(dh, provisional, s, linear, MATH)
+            dh_hat, ds, dmapped = INCORPORATE(dh, provisional, s, linear.to(DTYPE), MATH)
             if MAPPED:
                 dmapped = tl.where(here, dmapped, 0.0)
                 noted = note(box + 4 * BOX, dmapped, unit, P, TYPE, MATH)

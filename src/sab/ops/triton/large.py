@@ -128,9 +128,9 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
     lefts, counter = keys.new_empty(sum(sizes)), _counter(store.device)
     factors.copies += [(lefts.view(-1, options["BLOCK"]), None), (counter, None)]
     if shape.has_values:
-        kept, dvalues = keys.new_empty(plan.slots, batch * n), store.new_empty(plan.slots, batch, n)
+        kept = keys.new_empty(plan.slots, batch * n)
         own = store[schedule.kept_row(first, plan.seen, first, plan.config.k_att) :: plan.config.k_att]
-        factors.copies += [(kept[first:], own.flatten(1)), (dvalues.flatten(1), None)]
+        factors.copies.append((kept[first:], own.flatten(1)))
         if first > 0:
             factors.copies.append((kept[:first], store[:first].flatten(1)))
     factors.make()
@@ -138,6 +138,8 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
     side_t = None if kept is None else cast(Tensor, w_kept_t)[:, key_inner : key_inner + n]
     if kept is not None and side_t is not None:
         values = _values(kept.view(plan.slots, batch, n), side_t)
+        del kept
+        dvalues = torch.zeros_like(values, dtype=store.dtype)
     launch(
         backward_kernel,
         programs,

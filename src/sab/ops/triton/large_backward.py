@@ -289,7 +289,7 @@ def _read_backward_phase(t, batch, pid, programs, used, chained, carried, kept, 
                 if READS_SUMMARY:
                     s = tl.load(summary + at_row * N + unit, mask=inside, other=0.0)
                 if SAVES_MAP:
-                    linear_map = tl.load(mapped + at_row * N + unit, mask=inside, other=0.0)
+                    linear_map = tl.load(mapped + at_row * N + unit, mask=inside, other=0.0).to(real)
                 dhat, ds, dmapped = INCORPORATE(dh, provisional, s, linear_map, MATH)
                 if dsummary is not None:
                     ds += tl.load(dsummary + at_row * N + unit, mask=inside, other=0.0)
@@ -456,7 +456,7 @@ def _map_gradient_phase(t, batch, pid, programs, used, chained, carried, kept, s
         if READS_SUMMARY:
             s = tl.load(summary + at_step, mask=inside, other=0.0)
         if SAVES_MAP:
-            linear = tl.load(mapped + at_step, mask=inside, other=0.0)
+            linear = tl.load(mapped + at_step, mask=inside, other=0.0).to(real)
         dhat, ds, dmapped = INCORPORATE(dh, provisional, s, linear, MATH)
         tl.store(dh_hat + at, dhat, mask=inside)
         tl.store(ds_joined + at, ds, mask=inside)

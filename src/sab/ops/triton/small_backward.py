@@ -108,6 +108,8 @@ def backward_kernel(
                 tl.store(dgates + after, zero, mask=here)
                 if SPLITS:
                     tl.store(dhidden + after, zero, mask=here)
+            if MAPPED:
+                tl.store(dincorporated + (t * batch.to(tl.int64) + row) * n + unit, zero, mask=here)
 
     # Where step t's numbers lie; the step before has its own one stride earlier.
     last = (length - 1) * batch.to(tl.int64) + row
@@ -208,7 +210,7 @@ def backward_kernel(
                 if READS_SUMMARY:
                     s = tl.load(summary + row_t + unit, mask=here, other=0)
                 if SAVES_MAP:
-                    linear = tl.load(mapped + row_t + unit, mask=here, other=0)
+                    linear = tl.load(mapped + row_t + unit, mask=here, other=0).to(DTYPE)
                 dh_hat, ds, dmapped = INCORPORATE(dh, provisional, s, linear, MATH)
                 if MAPPED:
                     put(dincorporated + row_t + unit, dmapped, here, MATH)
