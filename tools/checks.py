@@ -1,8 +1,9 @@
 """The kernels of this GPU against float64: random configurations, each precision, outputs and every gradient.
 
 `python -m tools.checks measure OUT.jsonl [--slice I/N] [--cases FIRST,LAST] [--commit C]` compares them here. Most of
-its time is compilation, so N processes share the cases. `python -m tools.checks` makes the table of
-docs/engine-appendix.md from benchmarks/checks/h200.jsonl.
+its time is compilation, so N processes share the cases. `python -m tools.checks sanitize OUT.jsonl` runs layers with
+random shapes under NVIDIA's compute-sanitizer. `python -m tools.checks` makes the table of docs/engine-appendix.md from
+benchmarks/checks/h200.jsonl.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import math
 import os
 import random
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -96,17 +99,27 @@ def case_of(number: int) -> Case:
 
 
 def main() -> None:
-    if sys.argv[1:2] != ["measure"]:
+    if len(sys.argv) == 1:
         from tools.pages import replace_part
 
         replace_part(PAGE, "checks", page_part(RECORDS.read_text(encoding="utf-8")))
         return
-    parser = argparse.ArgumentParser(prog="python -m tools.checks measure")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--slice", default="1/1")
-    parser.add_argument("--cases", default=f"0,{CASES}")
-    parser.add_argument("--commit", default=None)
-    asked = parser.parse_args(sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="python -m tools.checks")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    measuring, sanitizing = kinds.add_parser("measure"), kinds.add_parser("sanitize")
+    for one in (measuring, sanitizing):
+        one.add_argument("out", type=Path)
+        one.add_argument("--commit", default=None)
+    measuring.add_argument("--slice", default="1/1")
+    measuring.add_argument("--cases", default=f"0,{CASES}")
+    sanitizing.add_argument("--layer", default="SABLSTM")
+    sanitizing.add_argument("--n", type=int, default=33)
+    sanitizing.add_argument("--shapes", type=int, default=334)
+    sanitizing.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.kind == "sanitize":
+        (run_shapes if asked.inside else sanitize)(asked)
+        return
     (own, shared), (first, last) = map(int, asked.slice.split("/")), map(int, asked.cases.split(","))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)  # and fresh memory is full of NaN
@@ -117,14 +130,50 @@ def main() -> None:
                 file.write(json.dumps(record) + "\n")
 
 
-def measure(case: Case, precision: str, commit: str | None) -> dict[str, Any]:
-    """A record of one case in one precision; commit: None for that of the checkout."""
+def about_now(commit: str | None) -> dict[str, Any]:
+    """What a record says of where and when it was made; commit: None for that of the checkout."""
     from sab.lab.training.run import provenance
 
     about = provenance(torch.device("cuda"))
-    record: dict[str, Any] = {**asdict(case), "precision": precision}
-    record |= {"device": about.device, "versions": about.versions, "commit": commit or about.commit}
-    record["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"device": about.device, "versions": about.versions, "commit": commit or about.commit, "date": date}
+
+
+def sanitize(asked: argparse.Namespace) -> None:
+    """A record of what compute-sanitizer finds when a layer takes random shapes."""
+    own = [sys.executable, "-m", "tools.checks", "sanitize", str(asked.out), "--inside"]
+    own += ["--layer", asked.layer, "--n", str(asked.n), "--shapes", str(asked.shapes)]
+    tool = ["compute-sanitizer", "--tool", "memcheck"]
+    done = subprocess.run([*tool, *own], capture_output=True, text=True)
+    last = done.stdout.splitlines()[-1] if done.stdout else done.stderr[-300:]
+    found = re.search(r"ERROR SUMMARY: (\d+) error", last)
+    counted = [line for line in done.stdout.splitlines() if line.startswith("shapes: ")]
+    record: dict[str, Any] = {"tool": " ".join(tool), "layer": asked.layer, "n": asked.n}
+    record |= {"shapes": int(counted[-1].removeprefix("shapes: ")) if counted else 0}
+    record |= {"errors": int(found[1])} if found and done.returncode == 0 else {"error": last}
+    with asked.out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record | about_now(asked.commit)) + "\n")
+
+
+def run_shapes(asked: argparse.Namespace) -> None:
+    """A forward and a backward of a layer in each of so many random shapes and lengths."""
+    torch.manual_seed(0)
+    draw = random.Random(asked.n)
+    layer = getattr(sab, asked.layer)(7, asked.n, backend="triton", device="cuda")
+    for shape in range(asked.shapes):
+        steps, batch = draw.randint(1, 60), draw.randint(1, 80)
+        lengths = torch.tensor([draw.randint(1, steps) for _ in range(batch)])
+        x = torch.randn(steps, batch, 7, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=shape % 2 == 0):
+            output, _ = layer(x, **({"lengths": lengths} if shape % 3 == 0 else {}))
+        output.float().square().sum().backward()
+        torch.cuda.synchronize()
+        sys.stdout.write(f"shapes: {shape + 1}\n")
+
+
+def measure(case: Case, precision: str, commit: str | None) -> dict[str, Any]:
+    """A record of one case in one precision; commit: None for that of the checkout."""
+    record: dict[str, Any] = {**asdict(case), "precision": precision, **about_now(commit)}
     try:
         exact = results(case, "reference", "cpu", None)[0]
         plain = results(case, "reference", "cuda", precision)[0]

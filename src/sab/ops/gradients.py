@@ -207,8 +207,13 @@ class Gradients:
         return as_type(gradient.sum(0), self.dtype)
 
     def _total(self, gradient: Tensor) -> Tensor:
-        """Sum over steps and rows, in the state type."""
-        return as_type(gradient.sum(0, dtype=self.buffers.store.dtype), self.dtype)
+        """Sum over steps and rows, in the state type.
+
+        Over steps first: CUDA sums a few columns of many rows in parts, which take more memory than the rows.
+        """
+        batch, dtype = self.plan.batch, self.buffers.store.dtype
+        steps = len(gradient) // max(batch, 1)
+        return as_type(gradient.unflatten(0, (steps, batch)).sum(0, dtype=dtype).sum(0), self.dtype)
 
 
 class SampleGradients(Gradients):
