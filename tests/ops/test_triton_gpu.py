@@ -221,3 +221,19 @@ def assert_near(got: Tensor, expected: Tensor, tolerance: float, name: str) -> N
     largest = expected.abs().max().item()
     largest = largest if largest > 1e-9 else 1.0  # 0 but for rounding, as the query's gradient in `affine`
     assert (got.cpu().double() - expected).abs().max().item() <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("weighting", ["relu", "relu_norm"])
+@pytest.mark.parametrize("n", [100, 300])
+def test_the_lowest_of_the_selected_has_weight_zero(
+    n: int, weighting: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its score less itself, which it is not where a product is subtracted before it is rounded."""
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee" if precision == "ieee" else "tf32")
+    _, ours = layers("lstm", n, scorer="cosine", weighting=weighting, k_top=3, k_att=1, k_trunc=None)
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16"):
+        _, _, attention = ours(randn(9, 64, 3).float().cuda(), return_attention=True)
+    is_read = attention.numbers >= 0
+    lowest = attention.weights.masked_fill(~is_read, torch.inf).amin(-1)
+    assert torch.equal(lowest[is_read.any(-1)], torch.zeros_like(lowest[is_read.any(-1)]))

@@ -89,7 +89,8 @@ def total_of_all(values):
 @pointwise
 def relu_forward(scores, valid):
     threshold = lowest(tl.where(valid, scores, float("inf")))
-    weights = tl.where(valid, tl.maximum(scores - threshold, 0.0), 0.0)
+    # A compiler may join the difference with the product that made the scores: then the lowest would not become 0.
+    weights = tl.where(valid & (scores > threshold), scores - threshold, 0.0)
     return weights, total(weights) + 1e-7
 
 
