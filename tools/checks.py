@@ -298,7 +298,10 @@ def gap_of(plan: Any, buffers: Any, layer: Any) -> float:
     return largest_gap
 
 
-COLUMNS = "kernels, precision, cases, same selection, median error, over PyTorch's, more than twice, same bits, largest gap"
+COLUMNS = (
+    *("kernels", "precision", "cases", "same selection", "median error", "over PyTorch's", "more than twice"),
+    *("same bits", "largest gap"),
+)
 
 
 def page_part(records: str) -> str:
@@ -308,8 +311,7 @@ def page_part(records: str) -> str:
     numbers. What is 0 in exact numbers has no relative error.
     """
     found = [json.loads(line) for line in records.splitlines()]
-    columns = COLUMNS.split(", ")
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
     for kernels in ("small", "large"):
         for precision in PRECISIONS:
             done = [

@@ -31,7 +31,9 @@ CASE = replace(
     in_pieces=True,
     max_memory=None,
 )
-interpreted = pytest.mark.skipif(not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported")
+interpreted = pytest.mark.skipif(
+    not large.INTERPRETED, reason="TRITON_INTERPRET=1 must be set before triton is imported"
+)
 
 
 def test_the_page_holds_the_records() -> None:
