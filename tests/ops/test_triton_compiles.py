@@ -72,7 +72,7 @@ for kernel, launch, bound in cases:
             types[name] = "*i16" if constants["RESIDENT"] else "*" + of_compute
         elif name in ("w_all", "w", "packed"):
             types[name] = "*" + (half if constants["RESIDENT"] else of_compute)
-        elif name in ("gates", "keys", "hidden_new", "dgates", "dhidden", "dquery", "w_ih_to", "bias_to", "x_to"):
+        elif name in "gates keys hidden_new mapped dgates dhidden dquery dincorporated w_ih_to bias_to x_to".split():
             types[name] = "*" + of_compute
         else:
             whole = ("selected", "turn_rates", "threads", "live")
@@ -164,8 +164,8 @@ for kernel, constants_of, bound in cases:
             types[name] = "*i32"
         elif name in ("lengths", "reads"):
             types[name] = "*i64"
-        elif name.startswith(("w_", "b_")) or name.endswith("_left") or name in (
-            "gates", "hidden_new", "keys", "values", "v", "scorer_bias", "dgates", "dhidden", "dquery"
+        elif name.startswith("w_") or name.endswith("_left") or name in (
+            "gates", "hidden_new", "keys", "values", "mapped", "dgates", "dhidden", "dquery", "dincorporated"
         ):
             types[name] = "*" + of_compute
         else:
@@ -190,3 +190,37 @@ for kernel, constants_of, bound in cases:
 )
 def test_the_large_kernels_compile(options: tuple[object, ...]) -> None:
     compile_kernels(LARGE_PROGRAM, options)
+
+
+COPIES_PROGRAM = """
+import sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from sab.ops.triton import copies
+
+turned, rounds, has_sources, *types = eval(sys.argv[1])[:5]
+values = dict(copies._constants(turned, rounds).values)
+options = {"num_warps": values.pop("num_warps")}
+signature = {}
+for name in copies.copies_kernel.arg_names:
+    if name.startswith("source") and not has_sources or name[-1] == "7" and name in copies.TENSORS:
+        values[name] = None
+    if name in values:
+        signature[name] = "constexpr"
+    else:
+        signature[name] = "*" + types[name.startswith("source")] if name in copies.TENSORS else "i32"
+source = triton.compiler.ASTSource(fn=copies.copies_kernel, signature=signature, constexprs=values)
+triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (5, False, True, "bf16", "fp32", "float32", False),
+        (0, True, True, "fp32", "fp32", "float32", False),
+        (0, False, False, "i32", "i32", "float32", False),
+    ],
+)
+def test_the_copies_compile(options: tuple[object, ...]) -> None:
+    compile_kernels(COPIES_PROGRAM, options)

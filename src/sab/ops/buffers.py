@@ -17,7 +17,7 @@ state type. The last two columns are the contents before and after the forward l
 | selected | k_top > 0 | [T, B, k_top], int32 | | slots, otherwise -1 |
 | norms | `Weighting.saves_norm` | [T, B] | | the divisor of the weights |
 | summary | k_top > 0 | [T, B, n] | | what was read, otherwise 0 |
-| mapped | `Incorporation.saves_map` | [T + 1, B, n], compute type | | the map of the incorporation; last a free row |
+| mapped | `Incorporation.saves_map` | [T + 1, B, n], compute type | | the map; its last row is free |
 | key_scale | `Scorer.normalises` | [B, S] | | 1 / the length of W_m m, from slot F on |
 | query_scale | `Scorer.normalises` | [T, B] | | 1 / the length of `query` |
 | scores | `Scorer.normalises` | [T, B, k_top] | | of the selected, otherwise 0 |
@@ -169,8 +169,9 @@ class Work(NamedTuple):
     dweights: Tensor | None
     """From outside, of `weights`; None for zeros."""
     dincorporated: Tensor | None
-    """Of the result of an incorporation with weights, [T * B, n], compute type; of the steps that read. It may be the
-    memory of `mapped`, one step on: in a step that several programs share, each reads what others overwrite."""
+    """Of the result of an incorporation with weights, [T * B, n], compute type; only the steps that read are filled. It
+    may be `mapped[1:]`, so that the gradient of a step lies where the map of the next one was: several programs read a
+    step's map while each writes its part of the gradient."""
     dv: Tensor | None
     """Of the scorer's v, [B, d]."""
     dnorm_ih: Tensor | None = None
@@ -323,8 +324,8 @@ def allocate_work(
     elif buffers.hidden_new is not None:
         dhidden = of_steps("hidden_new", buffers.hidden_new)
     dincorporated = None
-    if buffers.mapped is not None and "mapped" in overwrites:
-        dincorporated = buffers.mapped[1:].view(steps * batch, n)
+    if buffers.mapped is not None and "mapped" in overwrites and batch * n * gates.itemsize % 16 == 0:
+        dincorporated = buffers.mapped[1:].view(steps * batch, n)  # elsewhere kernels would be compiled anew for it
     elif weights.w_incorporate is not None:
         dincorporated = gates.new_empty((steps * batch, n))
     of_rows: Any = {}
@@ -418,12 +419,11 @@ def blank(plan: Plan, buffers: Buffers) -> None:
     torch_private.zero_all([buffer for buffer in zeros if buffer is not None])
 
 
-def blank_work(work: Work, *, sums: bool = True) -> None:
-    """The same for a backward loop that skips steps; `sums`: also what it adds to."""
+def blank_work(work: Work) -> None:
+    """The same for a backward loop that skips steps, and what it adds to."""
     if work.dquery is not None:
         work.dquery.zero_()
-    if sums:
-        torch_private.zero_all([gradient for gradient in work.sums if gradient is not None])
+    torch_private.zero_all([gradient for gradient in work.sums if gradient is not None])
 
 
 def cast(weights: Weights, compute: torch.dtype) -> Weights:

@@ -51,7 +51,8 @@ class Engine(Protocol):
         ...
 
     def overwrites(self, plan: Plan) -> Collection[str]:
-        """The buffers in whose memory the backward loop may find their gradients: `gates`, `hidden_new`, `mapped`."""
+        """The buffers in whose memory the backward loop may find their gradients: `gates`, `hidden_new` and, for its
+        gradient one step on, `mapped`."""
         ...
 
     def forward(

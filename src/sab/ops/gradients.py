@@ -12,7 +12,7 @@ from sab.ops import schedule
 from sab.ops.arguments import Given, Parameters
 from sab.ops.buffers import Buffers, Work
 from sab.ops.plan import Plan
-from sab.ops.precision import as_type, product
+from sab.ops.precision import as_type, contiguous, product
 from sab.parts.registry import CELLS, SCORERS
 
 
@@ -39,6 +39,10 @@ class Gradients:
         self.compute = buffers.gates.dtype
         self.dtype = parameters.w_hh.dtype if dtype is None else dtype
         self.db_ih: Tensor | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is done for all of them at once."""
 
     @cached_property
     def first(self) -> int:
@@ -55,6 +59,11 @@ class Gradients:
         """What those steps read."""
         assert self.buffers.summary is not None
         return self.buffers.summary[self.first :]
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """The input of the steps."""
+        return contiguous(self.given.x)
 
     @cached_property
     def before(self) -> Tensor:
@@ -99,7 +108,7 @@ class Gradients:
         return first.clone(memory_format=torch.contiguous_format).to(self.dtype)
 
     def w_ih(self) -> Tensor:
-        return self._outer(self.dgates_t, self.given.x)
+        return self._outer(self.dgates_t, self.inputs)
 
     def w_hh(self) -> Tensor:
         mask = self.parameters.h_mask
@@ -150,7 +159,7 @@ class Gradients:
         return self._of_rows(self.work.dv)
 
     def w_incorporate(self) -> Tensor:
-        left_t = as_type(self._dincorporated(), self.compute).t()
+        left_t = self._dincorporated().t()
         return torch.cat([self._outer(left_t, factor) for factor in (self.h_read, self.summary)], dim=-1)
 
     def b_incorporate(self) -> Tensor:

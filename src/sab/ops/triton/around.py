@@ -8,7 +8,7 @@ made in another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sab.ops.arguments import Given, Options, Parameters
-from sab.ops.buffers import Buffers, Prepared, Work, gate_bias
+from sab.ops.buffers import Buffers, Prepared, gate_bias
 from sab.ops.gradients import Gradients
 from sab.ops.plan import Plan
 from sab.ops.precision import as_type, contiguous
@@ -124,66 +124,55 @@ class ConvertedGradients(Gradients):
     What the first made is given up before the second: the copies of both would be most of what a step takes.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        given: Given,
-        parameters: Parameters,
-        buffers: Buffers,
-        work: Work,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(plan, given, parameters, buffers, work, dtype)
-        self.own_x = given.x
-        self.converts = self.compute != buffers.store.dtype
-        self.converts_read = self.converts and plan.config.k_top > 0 and not plan.is_affine
-        if not self.converts:
-            return
-        copies: list[Copy] = []
+    read: Tensor | None = None
+    """What the query and the map are made from, once it is converted: the provisional hidden state and the summary."""
 
-        def of(tensor: Tensor) -> Tensor:
-            copies.append((tensor.new_empty(tensor.shape, dtype=self.compute).flatten(1), tensor.flatten(1)))
-            return copies[-1][0].view(tensor.shape)
-
-        if given.x.dtype != self.compute:
-            self.given = given._replace(x=of(contiguous(given.x)))
-        self.before = of(self.before)
-        if self.converts_read:
-            self.kept = of(self.kept)
-        copy_all(copies)
-
-    @cached_property
-    def read(self) -> Tensor:
-        """The map's factors beside each other, or the first alone without a map; their steps are those that read."""
-        self.given = self.given._replace(x=self.own_x)
-        del self.before, self.kept
-        factors = [super().h_read, *([] if self.parameters.w_incorporate is None else [self.summary])]
-        found = factors[0].new_empty(*factors[0].shape[:2], len(factors) * self.plan.n, dtype=self.compute)
-        sides = found.flatten(0, 1).split(self.plan.n, 1)
-        copy_all([(side, factor.flatten(0, 1)) for side, factor in zip(sides, factors, strict=True)])
-        return found
-
-    @property
-    def h_read(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.read[..., : self.plan.n] if self.converts_read else super().h_read
+    def of(self, names: Sequence[str]) -> list[Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        has_keys = self.plan.config.k_top > 0 and not self.plan.is_affine
+        if self.compute == self.buffers.store.dtype:
+            return super().of(names)
+        factors = {"w_ih": "inputs", "w_hh": "before"} | ({"w_memory": "kept"} if has_keys else {})
+        first = [factor for name, factor in factors.items() if name in names]
+        last = [name for name in ("w_query", "w_incorporate") if has_keys and name in names]
+        others = [name for name in names if name not in last]
+        self._convert(first)
+        found = dict(zip(others, super().of(others), strict=True))
+        if last:
+            for factor in first:
+                delattr(self, factor)
+            self._convert_read()
+            found |= zip(last, super().of(last), strict=True)
+        return [found[name] for name in names]
 
     def w_incorporate(self) -> Tensor:
-        return self._outer(self._dincorporated().t(), self.read) if self.converts_read else super().w_incorporate()
+        return super().w_incorporate() if self.read is None else self._outer(self._dincorporated().t(), self.read)
+
+    def _convert(self, factors: Sequence[str]) -> None:
+        copies: list[Copy] = []
+        for name in factors:
+            factor: Tensor = getattr(self, name)
+            if factor.dtype != self.compute:
+                converted = factor.new_empty(factor.shape, dtype=self.compute)
+                copies.append((converted.flatten(1), factor.flatten(1)))
+                setattr(self, name, converted)
+        copy_all(copies)
+
+    def _convert_read(self) -> None:
+        """Those of the map beside each other; without a map the first alone."""
+        n, parts = self.plan.n, [self.h_read]
+        if self.parameters.w_incorporate is not None:
+            parts.append(self.summary)
+        self.read = self.h_read.new_empty(*self.h_read.shape[:2], len(parts) * n, dtype=self.compute)
+        sides = self.read.flatten(0, 1).split(n, 1)
+        copy_all([(side, part.flatten(0, 1)) for side, part in zip(sides, parts, strict=True)])
+        self.h_read = self.read[..., :n]
 
 
 class LanesGradients(Gradients):
     """The gradients, those of all parameters by one kernel."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        given: Given,
-        parameters: Parameters,
-        buffers: Buffers,
-        work: Work,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(plan, given, parameters, buffers, work, dtype)
+    def _begin(self) -> None:
+        plan, given, parameters, buffers, work = self.plan, self.given, self.parameters, self.buffers, self.work
         x, store, packed = contiguous(given.x), buffers.store, buffers.packed
         assert packed is not None
         padded, inputs, cell = packed.shape[2], x.shape[2], CELLS[plan.cell]

@@ -1,5 +1,5 @@
 # type: ignore
-"""Many copies in one launch: a launch takes the host as long as the device needs for a whole matrix."""
+"""Many copies in one launch: a launch takes the host as long as the device needs to copy a whole matrix."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ MOST = 8
 TILE = 64
 """Rows and columns that a program copies."""
 Copy = tuple[Tensor, Tensor | None]
-"""A matrix and what it becomes: another one, transposed or not, with zeros beyond that; None for zeros alone."""
+"""The target, and the source that is copied into its upper left corner; the rest becomes 0. None: only zeros."""
 
 
 def copy_all(copies: Sequence[Copy], rounds: bool = False) -> None:
     """Make the copies, each in its target's type; where it `rounds`, float32 to TF32's mantissa."""
-    copies = [copy for copy in copies if copy[0].numel() > 0]
+    if not any(target.numel() > 0 for target, _ in copies):  # else those without numbers stay: a kernel is compiled
+        return  # for the copies that there are
     for first in range(0, len(copies), MOST):
         _launch(copies[first : first + MOST], rounds)
 

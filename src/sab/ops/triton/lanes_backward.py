@@ -149,8 +149,10 @@ def lanes_backward_kernel(
                 put(dgates + after, zero, here, MATH)
                 if SPLITS:
                     put(dhidden + after, zero, here, MATH)
+            row_after = t * batch.to(tl.int64) + row
+            put(dquery + row_after * d + unit, zero, there, MATH)
             if MAPPED:
-                put(dincorporated + (t * batch.to(tl.int64) + row) * n + unit, zero, here, MATH)
+                put(dincorporated + row_after * n + unit, zero, here, MATH)
 
     # Where step t's numbers lie; the step before has its own one stride earlier.
     last = (length - 1) * batch.to(tl.int64) + row

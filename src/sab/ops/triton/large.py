@@ -41,10 +41,11 @@ from sab.ops.triton.launch import INTERPRETED, Constants, launch
 
 MOST_FIRST = 16
 """How many microstates may come before the loop, for each of its steps, if they are to have values."""
-FORWARD_WARPS = 4
+WARPS = 4
 """Of a program; more wait longer for each other."""
 MOST_NARROW = 512
-"""The largest hidden size at which the backward has as few; above, twice the threads have half of what it reads."""
+"""The largest hidden size at which the backward's programs have so many, above it twice as many; and at which the
+forward's tiles have 32 rows, above it 64."""
 
 
 def forward(plan: Plan, weights: Weights, buffers: Buffers, *, tf32: bool | None = None) -> None:
@@ -130,9 +131,7 @@ def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work, *, tf32
     if shape.has_values:
         kept = keys.new_empty(plan.slots, batch * n)
         own = store[schedule.kept_row(first, plan.seen, first, plan.config.k_att) :: plan.config.k_att]
-        factors.copies.append((kept[first:], own.flatten(1)))
-        if first > 0:
-            factors.copies.append((kept[:first], store[:first].flatten(1)))
+        factors.copies += [(kept[first:], own.flatten(1)), (kept[:first], store[:first].flatten(1))]
     factors.make()
     dread_left, dkept_left, dhidden_left, dh_left = lefts.split(sizes)
     side_t = None if kept is None else cast(Tensor, w_kept_t)[:, key_inner : key_inner + n]
@@ -239,7 +238,8 @@ class Factors:
         """What `make` is to copy."""
 
     def beside(self, *parts: tuple[Tensor, int]) -> Tensor:
-        """Matrices beside each other, each with as many columns as stated, those that it lacks 0, as are rows."""
+        """The matrices next to each other, filled up with zeros: each to so many columns, all to the height of the
+        tallest."""
         (matrix, wide), *others = parts
         is_done = matrix.shape[1] == wide and matrix.dtype == self.dtype and matrix.is_contiguous()
         if not others and is_done and not self.rounds:
@@ -250,8 +250,9 @@ class Factors:
         return joined
 
     def make(self) -> None:
-        """Make all copies."""
+        """Make all copies, and forget them, so that their memory is free as soon as nobody else needs it."""
         copy_all(self.copies, self.rounds)
+        self.copies.clear()
 
 
 def _forward_factors(weights: Weights, factors: Factors, n: int, inner: int, has_values: bool) -> Weights:
@@ -343,7 +344,7 @@ def _common_tiles(shape: Shape) -> dict[str, int]:
 
 def _forward_tiles(shape: Shape) -> dict[str, int]:
     """Sizes of the forward's tiles, such that in each phase about as many programs work as there are."""
-    tiles = _common_tiles(shape) | _with(FORWARD_WARPS)
+    tiles = _common_tiles(shape) | _with(WARPS)
     tiles["ROWS"] = _at_most(32 if shape.n <= MOST_NARROW else 64, shape.batch)
     row_tiles, programs = triton.cdiv(shape.batch, tiles["ROWS"]), shape.multiprocessors
     # Keys are made of as many columns as there are units, with values of twice as many: at least eight.
@@ -352,14 +353,14 @@ def _forward_tiles(shape: Shape) -> dict[str, int]:
     tiles["PIECE"] = _at_most(_piece(tiles), tiles["SLICE"])
     tiles["UNITS"] = _fewest(lambda units: row_tiles * triton.cdiv(shape.n, units), sizes, programs)
     tiles["CANDIDATES"], tiles["WIDTH"] = 64, max(triton.next_power_of_2(shape.key_size), 16)
-    tiles["WARPS"] = 1 if INTERPRETED else FORWARD_WARPS
+    tiles["WARPS"] = 1 if INTERPRETED else WARPS
     tiles["KC"] = 32 * triton.cdiv(max(shape.k_top, 1), 32)
     return tiles
 
 
 def _backward_tiles(shape: Shape) -> dict[str, int]:
     """As `_forward_tiles`, for the backward."""
-    tiles = _common_tiles(shape) | _with(FORWARD_WARPS if shape.n <= MOST_NARROW else 2 * FORWARD_WARPS)
+    tiles = _common_tiles(shape) | _with(WARPS if shape.n <= MOST_NARROW else 2 * WARPS)
     row_tiles, programs = triton.cdiv(shape.batch, tiles["ROWS"]), shape.multiprocessors
     tiles["PIECE"] = _at_most(_piece(tiles), shape.n)
     slices = triton.cdiv(shape.n, tiles["SLICE"])

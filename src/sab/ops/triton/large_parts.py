@@ -33,7 +33,7 @@ def rounded(x):
 
 @triton.jit
 def store_factor(pointer, value, mask, MIXED: tl.constexpr = True):
-    """Store a product's left factor as what it is multiplied as; where products are not MIXED, as it is."""
+    """Store a product's factor as what it is multiplied as; where products are not MIXED, as it is."""
     if MIXED and pointer.dtype.element_ty == tl.float32:
         value = rounded(value)
     tl.store(pointer, value, mask=mask)

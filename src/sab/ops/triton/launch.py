@@ -73,9 +73,8 @@ def launch(
     bits = 0
     for pointer in pointers:
         bits |= pointer or 0
-    if INTERPRETED or (
-        is_aligned and bits % 16 != 0
-    ):  # compiled anew; only a parameter that is part of another lies so
+    is_special = is_aligned and bits % 16 != 0  # compiled anew; only a parameter that is part of another lies so
+    if INTERPRETED or is_special:
         kernel[(programs,)](*tensors, *sizes, **constants.values)
         return None
     key = (index, *[None if tensor is None else tensor.dtype for tensor in tensors])

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sab.ops.buffers import Buffers, Edges, Weights, Work, begin, blank, blank_work, finish
+from sab.ops.buffers import Buffers, Edges, Weights, Work, begin, blank, finish
 from sab.ops.plan import Plan, turn_rates_of
 from sab.ops.precision import allow_tf32, contiguous
 from sab.ops.triton.functions import (
@@ -145,8 +145,6 @@ def forward(plan: Plan, weights: Weights, buffers: Buffers, edges: Edges) -> Non
 
 def backward(plan: Plan, weights: Weights, buffers: Buffers, work: Work) -> None:
     """The backward loop over time."""
-    if plan.config.k_top > 0 and buffers.lengths is not None:
-        blank_work(work, sums=False)
     parts = parts_of(plan.cell, plan.config)
     held, packed = _held(plan, parts, weights, buffers)
     any_tensor = buffers.store

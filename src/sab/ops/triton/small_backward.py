@@ -108,8 +108,11 @@ def backward_kernel(
                 tl.store(dgates + after, zero, mask=here)
                 if SPLITS:
                     tl.store(dhidden + after, zero, mask=here)
+            row_after = t * batch.to(tl.int64) + row
+            if K > 0:
+                tl.store(dquery + row_after * d + unit, zero, mask=there)
             if MAPPED:
-                tl.store(dincorporated + (t * batch.to(tl.int64) + row) * n + unit, zero, mask=here)
+                tl.store(dincorporated + row_after * n + unit, zero, mask=here)
 
     # Where step t's numbers lie; the step before has its own one stride earlier.
     last = (length - 1) * batch.to(tl.int64) + row

@@ -90,7 +90,7 @@ def select(
     keys, live, ahead, used, query, v, place,
     K: tl.constexpr, d: tl.constexpr, TERMS: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
-    """The K best of the first `used` keys, highest first: scores and slots [P / 16, KC]; `ahead` has the first keys.
+    """The K best of the first `used` keys, highest first: scores and slots [warps, KC]; `ahead` has the first keys.
 
     With a list `live` it is the keys of its slots, and what is found are places in it. Each warp looks at eight lines
     of 32 candidates at a time, the first KC / 32 of which are the best of those before. A score's lowest eight bits,
