@@ -447,13 +447,15 @@ def _got(memory: Memory | Pending[Memory]) -> Memory:
 
 def attach(h: Any, memory: Memory | Pending[Memory]) -> Any:
     """h as a SABHidden with this memory; what cannot be one, as in a pytree of something else, stays as it is."""
-    if not isinstance(h, Tensor) or h.layout != torch.strided or memory_of(h) is memory:
+    if not isinstance(h, Tensor) or h.layout != torch.strided:
+        return h
+    if type(h) is Tensor:  # first: so is that of each step of a stream
+        return _hidden(h, _Carried(h, memory, _version(h)))
+    if memory_of(h) is memory:
         return h
     if type(h) in _PLAIN:
         alias_of = h._carried.plain if isinstance(h, SABHidden) else h
-        hidden = h.as_subclass(SABHidden)
-        hidden._carried = _Carried(alias_of, memory, _CHANGED if is_changed(h) else _version(h))
-        return hidden
+        return _hidden(h, _Carried(alias_of, memory, _CHANGED if is_changed(h) else _version(h)))
     # A tensor that torch.export traces with can be of no other class, but it can have attributes.
     hidden: Any = h.view_as(h)
     hidden._carried = _Carried(h, memory, None)
@@ -464,6 +466,12 @@ def attach(h: Any, memory: Memory | Pending[Memory]) -> Any:
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, SABHidden))
 _CHANGED = -1
 """A version that no tensor has."""
+
+
+def _hidden(h: Tensor, carried: _Carried) -> SABHidden:
+    hidden = h.as_subclass(SABHidden)
+    hidden._carried = carried
+    return hidden
 
 
 def _version(h: Tensor) -> int | None:

@@ -220,6 +220,11 @@ def is_observed() -> bool:
     return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _is_jit_tracing()
 
 
+def counts_values_alone() -> bool:
+    """Whether nothing sees a call of an operation, transforms or differentiates it forwards; no compiler may ask."""
+    return _dispatch_modes() == 0 and not _is_jit_tracing() and not _are_transforms_active() and not computes_tangents()
+
+
 def is_jit_tracing() -> bool:
     """Whether `torch.jit.trace` records; a compiler that traces cannot ask."""
     return not torch.compiler.is_compiling() and _is_jit_tracing()

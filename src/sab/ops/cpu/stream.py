@@ -67,8 +67,8 @@ class Buffer:
     """Room for the microstates of a stream: [B, capacity, n], with their keys and numbers."""
 
     __slots__ = (
-        *("block_keys", "block_size", "capacity", "form", "lock", "parts", "pointers", "sketch", "sketch_pointers"),
-        "used",
+        *("addresses", "block_keys", "block_size", "capacity", "form", "lock", "parts", "pointers", "sketch"),
+        *("sketch_pointers", "used"),
     )
 
     def __init__(
@@ -103,6 +103,7 @@ class Buffer:
         """How many slots have been given to states."""
         self.lock = Lock()
         self.pointers = [(part.data_ptr(), part.stride(1) * part.element_size()) for part in self.parts]
+        self.addresses = [pointer for pointer, _ in self.pointers]
         self.sketch_pointers = [part.data_ptr() for part in self.sketch] or [0] * 3
 
     def fill(self, parts: Sequence[Tensor], sketch: Sequence[Tensor] = ()) -> None:
@@ -283,16 +284,18 @@ class Stepper:
 
     def continues(self, h: Tensor, c: Tensor | None, memory: Streamed, shape: Shape) -> bool:
         """Whether these are the parts of a state that this step could have left."""
-        buffer, states = memory.buffer, (h,) if c is None else (h, c)
+        buffer, sizes, dtype = memory.buffer, shape.of_states, self.dtype
         return (
             buffer is not None
             and memory.seen < MOST_STEPS
             and memory.shape == shape
-            and buffer.form == (self.n, self.key_size, self.dtype, self.k_att, self.block_size)
+            and buffer.form == (self.n, self.key_size, dtype, self.k_att, self.block_size)
             and (c is not None) is self.has_c
             and self._can_hold(memory)
-            and all(state.shape == shape.of_states and state.dtype is self.dtype for state in states)
-            and are_readable(states)
+            and h.shape == sizes
+            and h.dtype is dtype
+            and (c is None or (c.shape == sizes and c.dtype is dtype))
+            and are_readable((h, c))
         )
 
     def _can_hold(self, memory: Streamed) -> bool:
@@ -359,8 +362,10 @@ class Stepper:
         if candidates is not None:
             live, room = candidates.slots, len(candidates.slots)
             find = ctypes.c_void_p.from_buffer(candidates.find).value  # a cast would be a cycle
-        h_new = x.new_empty(shape.of_states)
-        c_new = None if c is None else x.new_empty(shape.of_states)
+        if c is not None and c.shape == shape.of_states:
+            h_new, c_new = torch.empty_like(c), torch.empty_like(c)  # in less time than from a shape
+        else:
+            h_new, c_new = x.new_empty(shape.of_states), None if c is None else x.new_empty(shape.of_states)
         now = pack_step(
             shape.rows,
             slots,
@@ -373,7 +378,7 @@ class Stepper:
             0 if c is None else c.data_ptr(),
             h_new.data_ptr(),
             0 if c_new is None else c_new.data_ptr(),
-            *[pointer + first * size for pointer, size in buffer.pointers],
+            *(buffer.addresses if first == 0 else [pointer + first * size for pointer, size in buffer.pointers]),
             0 if live is None else live.data_ptr(),
             0 if held is None or held.reads is None else held.reads.data_ptr(),
             *buffer.sketch_pointers,
@@ -393,7 +398,7 @@ class Stepper:
 
 def can_stream(x: Tensor, stepper: Stepper) -> bool:
     """Whether a step may read the memory of an input and of a layer: nothing but their values counts."""
-    if torch_private.is_observed() or torch_private.are_transforms_active() or torch_private.computes_tangents():
+    if not torch_private.counts_values_alone():
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in stepper.tensors):
         return False
