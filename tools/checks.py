@@ -15,6 +15,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,10 @@ def main() -> None:
     sanitizing.add_argument("--shapes", type=int, default=334)
     sanitizing.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU.")
+    if asked.kind == "sanitize" and shutil.which("compute-sanitizer") is None:
+        parser.error("compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit.")
     if asked.kind == "sanitize":
         (run_shapes if asked.inside else sanitize)(asked)
         return

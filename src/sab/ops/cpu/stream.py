@@ -363,7 +363,7 @@ class Stepper:
             live, room = candidates.slots, len(candidates.slots)
             find = ctypes.c_void_p.from_buffer(candidates.find).value  # a cast would be a cycle
         if c is not None and c.shape == shape.of_states:
-            h_new, c_new = torch.empty_like(c), torch.empty_like(c)  # in less time than from a shape
+            h_new, c_new = torch.empty_like(c), torch.empty_like(c)  # takes less time; a cell's first state differs
         else:
             h_new, c_new = x.new_empty(shape.of_states), None if c is None else x.new_empty(shape.of_states)
         now = pack_step(
