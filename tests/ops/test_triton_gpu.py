@@ -216,34 +216,6 @@ def test_a_long_list_is_read_by_its_slots(n: int, precision: str, monkeypatch: p
     assert_near(state.microstates, end.microstates, PRECISIONS[precision], "microstates")
 
 
-@pytest.mark.parametrize("kind", ["random", "smooth", "constant"])
-@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("cell", "scorer", "n", "k_top"),
-    [("lstm", "cosine", 128, 10), ("gru", "cosine", 64, 32), ("rnn_tanh", "dot", 32, 3), ("lstm", "mlp", 100, 5)],
-)
-def test_of_many_keys_the_same_are_selected_as_in_rounds(
-    cell: str, scorer: str, n: int, k_top: int, precision: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A list that never gets full has every key, but is taken in rounds. Smooth: neighbours are as good as each other,
-    so lists of what was sifted are too short; constant: very many are equal."""
-    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "tf32")
-    steps = 2600
-    x = randn(steps, 3, 3).float().cuda()
-    if kind == "smooth":
-        x = torch.sin(torch.arange(steps, device="cuda")[:, None, None] / 90 + x[:1])
-    elif kind == "constant":
-        x = x[:1].expand_as(x)
-    found = []
-    for bound in ({}, {"max_memory": steps + 1, "forget": "reservoir"}):
-        ours = layers(cell, n, scorer=scorer, k_top=k_top, k_att=1, k_trunc=10, **bound)[1]
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16"):
-            output, _, attention = run(ours, x, return_attention=True)
-        found.append((output, attention.numbers, attention.weights))
-    for sifted, in_rounds in zip(*found, strict=True):
-        assert torch.equal(sifted, in_rounds)
-
-
 def assert_near(got: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
     assert got.isfinite().all(), name
     largest = expected.abs().max().item()

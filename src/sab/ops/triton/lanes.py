@@ -199,18 +199,13 @@ def put_four(pointer, first, four, mask, SIZE: tl.constexpr, MATH: tl.constexpr)
 
 @triton.jit
 def boxes(NB: tl.constexpr, MATH: tl.constexpr):
-    """The address of twelve boxes."""
+    """The address of eight boxes."""
     lane = lanes_of(NB)
     if MATH == "plain":
         return lane
     else:
         return tl.inline_asm_elementwise(
-            "{ .shared .align 16 .b8 boxes[12288]; mov.u32 $0, boxes; }",
-            "=r,r",
-            [lane],
-            tl.int32,
-            is_pure=False,
-            pack=1,
+            "{ .shared .align 16 .b8 boxes[8192]; mov.u32 $0, boxes; }", "=r,r", [lane], tl.int32, is_pure=False, pack=1
         )
 
 

@@ -29,7 +29,7 @@ from sab.ops.triton.lanes import (
     turned,
     warps_of,
 )
-from sab.ops.triton.lanes_select import first_scored, flag_of, load_tile, select_lanes
+from sab.ops.triton.lanes_select import load_tile, select_lanes
 from sab.ops.triton.small_parts import rows_of
 from sab.ops.triton.small_select import select_exactly
 
@@ -95,9 +95,6 @@ def lanes_forward_kernel(
     there = unit < d
     four = warp * 16 + ((lane & 3) << 2)
     box = boxes(NB, MATH)
-    flag = 0
-    if MATH != "plain":
-        flag = flag_of(steps)
     length = steps
     if HAS_LENGTHS:
         length = tl.load(lengths + row).to(tl.int32)
@@ -185,7 +182,7 @@ def lanes_forward_kernel(
             read_keys = own_keys + (used - remembered) * d
         ahead = ()
         if BY_PRODUCTS:
-            ahead = load_tile(read_keys, own_list, first_scored(own_list, remembered, MATH), remembered, P, MATH)
+            ahead = load_tile(read_keys, own_list, 0, remembered, P, MATH)
         state = recall(box + BOX, noted, P, TYPE, MATH)
         q = QUERY(product(w_query, state, TYPE, P, MATH), q_bias, SCALE)
         put(query_t + unit, q, there, MATH)
@@ -206,7 +203,7 @@ def lanes_forward_kernel(
             )  # fmt: skip
         else:
             scores, chosen, square = select_lanes(
-                read_keys, own_list, ahead, remembered, asked, v, box + 2 * BOX, box + 3 * BOX, box + 6 * BOX, flag,
+                read_keys, own_list, ahead, remembered, asked, v, box + 2 * BOX, box + 3 * BOX, box + 6 * BOX,
                 K, d, TERMS, HAS_V and not NORMALISES, BY_PRODUCTS, NORMALISES, P, TYPE, MATH, DTYPE,
             )  # fmt: skip
         if FORGET == "most_read":
