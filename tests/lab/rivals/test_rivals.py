@@ -16,6 +16,7 @@ from sab.errors import UserValueError
 from sab.lab import cli
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.rivals import ONLINE, RIVALS, RivalState
+from sab.lab.rivals.packages import slstm_step
 from sab.lab.rivals.recurrent import scan
 from sab.lab.tasks import TASKS, Copying
 from sab.lab.training import Run, RunConfig, TrainConfig, train
@@ -157,6 +158,22 @@ TINY_TASKS: dict[str, dict[str, Any]] = {
     "mnist": {},
     "ptb": {"length": 12},
 }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xlstm") is None, reason="needs xlstm, extra `rivals`")
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_step_of_an_slstm_is_the_packages_own(is_first: bool) -> None:
+    packages_own = importlib.import_module("xlstm.blocks.slstm.src.vanilla.slstm").slstm_forward_pointwise
+    gates, states = [randn(5, 32, seed=seed) for seed in (1, 2)], randn(4, 5, 8)
+    states[2] = 0.0 if is_first else states[2].abs()
+    given = [tensor.requires_grad_() for tensor in (*gates, randn(32, seed=3), states)]
+    found = []
+    for step in (slstm_step, packages_own):
+        made = step(*given, {})
+        total = sum((tensor * tensor.detach().cos()).sum() for tensor in made)
+        found.append([*made, *torch.autograd.grad(total, given)])
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
 
 
 @pytest.mark.usefixtures("tiny_data")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sab.errors import UserValueError
@@ -80,6 +82,7 @@ class XLSTM(Backbone):
 
     def __init__(self, sizes: Sizes):
         package = load("xlstm")
+        load("xlstm.blocks.slstm.src.vanilla").slstm_pointwise_function_registry["slstm"] = slstm_step
         rounded = {"round_proj_up_to_multiple_of": 2 * XLSTM_HEADS}
         matrix = package.mLSTMLayerConfig(num_heads=XLSTM_HEADS, **rounded)
         scalar = package.sLSTMLayerConfig(num_heads=XLSTM_HEADS, backend="vanilla")
@@ -118,6 +121,27 @@ class XLSTM(Backbone):
                 conv, scalar = next(rest), next(rest)
                 found[f"block_{number}"] = {"conv_state": (conv,), "slstm_state": scalar.transpose(0, 1).contiguous()}
         return found
+
+
+def slstm_step(
+    x_gates: Tensor, h_gates: Tensor, bias: Tensor, states: Tensor, constants: dict[str, float]
+) -> tuple[Tensor, Tensor]:
+    """A step of an sLSTM: the states h, c, n, m [4, B, H] after it, and its gates [4, B, H].
+
+    The package's own step asks the device at each step whether n is still 0 everywhere. This one never waits for an
+    answer, so that a training step can be a CUDA graph.
+    """
+    _, c, n, m = states.unbind(0)
+    into, forget, candidate, out = (x_gates + h_gates + bias).unflatten(1, (4, -1)).unbind(1)
+    kept = m + F.logsigmoid(forget)
+    largest = torch.where((n == 0).all(), into, torch.maximum(into, kept))
+    input_gate, forget_gate = ((gate - largest).exp().clamp(max=1.0) for gate in (into, kept))
+    output_gate = torch.sigmoid(out)
+    c = forget_gate * c + input_gate * torch.tanh(candidate)
+    n = forget_gate * n + input_gate
+    return torch.stack((output_gate * c / n, c, n, largest)), torch.stack(
+        (input_gate, forget_gate, candidate, output_gate)
+    )
 
 
 def _flat(block: dict[str, Any]) -> list[Tensor]:
