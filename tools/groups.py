@@ -11,6 +11,11 @@ from sab.lab.report.numbers import NONE, median, value_of
 from sab.lab.tasks import Headline
 from tools.pages import machines
 
+SELECTION_SIGN = "§"
+SELECTION_NOTE = (
+    f"{SELECTION_SIGN} Of the selection run at the best of three rates by its validation data: the seeds that count "
+    "are not run."
+)
 TITLES = {"mnist": "Pixel-by-pixel MNIST", "ptb": "Penn Treebank", "imdb": "IMDB reviews", "ecg": "ECG"}
 TITLES |= {"osuleaf": "OSULeaf", "plaid": "PLAID"}
 
@@ -62,10 +67,23 @@ def group_of(problem: Problem, contender: Mapping[str, Any], rate: float, record
 def chosen_group(problem: Problem, contender: Mapping[str, Any], records: Iterable[Record]) -> Group | None:
     """The reported runs at the rate that the selection runs choose, if there are any."""
     records = list(records)
-    wanted = {"problem": problem.name, **contender, "seed": SELECTION_SEED}
-    selected = {record["rate"]: record for record in records if wanted.items() <= record.items()}
+    selected = _selection_runs(problem, contender, records)
     group = group_of(problem, contender, best_rate(selected, problem), records) if selected else None
     return group if group is not None and group.records else None
+
+
+def best_selection_run(problem: Problem, contender: Mapping[str, Any], records: Iterable[Record]) -> Group | None:
+    """The selection run whose rate is chosen, as a group of its own; None where not all rates have one."""
+    selected = _selection_runs(problem, contender, records)
+    if selected.keys() < set(problem.rates):
+        return None
+    return Group(problem, [selected[best_rate(selected, problem)]])
+
+
+def _selection_runs(problem: Problem, contender: Mapping[str, Any], records: Iterable[Record]) -> dict[float, Record]:
+    """The selection runs by their rates."""
+    wanted = {"problem": problem.name, **contender, "seed": SELECTION_SEED}
+    return {record["rate"]: record for record in records if wanted.items() <= record.items()}
 
 
 def show(problem: Problem, value: float | None, missing: str = NONE) -> str:

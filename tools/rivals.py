@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from sab.lab.experiments import costs as measured
 from sab.lab.experiments.records import Record
@@ -17,7 +17,16 @@ from sab.lab.experiments.selection import is_stale
 from sab.lab.report.figures import MARKERS
 from sab.lab.report.numbers import NONE, NOT_RUN, median
 from sab.plot.drawing import COLOURS, GREY, plain, use_log_scale, use_per_cent
-from tools.groups import Group, about, chosen_group, show, title
+from tools.groups import (
+    SELECTION_NOTE,
+    SELECTION_SIGN,
+    Group,
+    about,
+    best_selection_run,
+    chosen_group,
+    show,
+    title,
+)
 from tools.pages import markdown
 
 TIME, LENGTH = "rivals-time.png", "rivals-length.png"
@@ -65,16 +74,19 @@ def _group(problem: Problem, contender: Contender, records: Sequence[Record]) ->
 def _overview(heading: str, problems: Sequence[Problem], records: Sequence[Record]) -> list[str]:
     """A line for each contender, a column for each problem."""
     lines = [
-        [contender.title, *(_median(_group(problem, contender, records)) for problem in problems)]
+        [contender.title, *(_median(problem, contender, records) for problem in problems)]
         for contender in _contenders(problems[0])
     ]
-    return [f"### {heading}", markdown(["method", *(title(problem) for problem in problems)], lines)]
+    notes = [SELECTION_NOTE] if any(SELECTION_SIGN in cell for line in lines for cell in line) else []
+    return [f"### {heading}", markdown(["method", *(title(problem) for problem in problems)], lines), *notes]
 
 
-def _median(group: Group | None) -> str:
-    if group is None:
-        return NOT_RUN
-    return f"{show(group.problem, group.median)} ({len(group.records)})"
+def _median(problem: Problem, contender: Contender, records: Sequence[Record]) -> str:
+    group = _group(problem, contender, records)
+    if group is not None:
+        return f"{show(problem, group.median)} ({len(group.records)})"
+    selected = best_selection_run(problem, {"contender": contender.name}, records)
+    return NOT_RUN if selected is None else f"{show(problem, selected.median)} {SELECTION_SIGN}"
 
 
 def _section(problem: Problem, records: Sequence[Record], costs: Sequence[Record]) -> list[str]:
@@ -201,13 +213,16 @@ def _panels(by_problem: Mapping[str, Lines], x_label: str) -> Figure | None:
         return None
     columns = min(len(drawn), MOST_COLUMNS)
     lines = ceil(len(drawn) / columns)
-    figure = Figure(figsize=(4.2 * columns, 3.4 * lines + 1), layout="constrained")
+    figure = Figure(figsize=(4.2 * max(columns, 2), 3.4 * lines + 1), layout="constrained")  # the legend needs two
     panels = [figure.add_subplot(lines, columns, place + 1) for place in range(len(drawn))]
     for axes, (problem, points) in zip(panels, drawn, strict=True):
         _draw(axes, problem, points)
         axes.set(title=title(problem), xlabel=x_label, ylabel=problem.make_task().headline.label, xscale="log")
+        found = [x for line in points.values() for x, _ in line]
+        axes.set_xlim(min(found) / 1.6, max(found) * 1.6)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
     named = dict(pair for axes in panels for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure

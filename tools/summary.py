@@ -10,7 +10,7 @@ from sab.lab.experiments.tables import ROWS, Row
 from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, notes_on, show, show_median, verdict_word
 from sab.lab.report.tables import PAPERS_TABLES, heading, summary_of
 from sab.lab.tasks import TASKS
-from tools.groups import chosen_group
+from tools.groups import SELECTION_NOTE, SELECTION_SIGN, best_selection_run, chosen_group
 from tools.pages import markdown
 from tools.rivals import known
 
@@ -28,7 +28,8 @@ NOTE = (
 def part(by_row: ByRow, rivals: Sequence[Record]) -> str:
     """The table with its note, from the records of the paper's rows and of the rivals' table."""
     lines = [_line(title, rows, by_row, known(rivals)) for title, rows in tables(by_row)]
-    return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines)])}"
+    selected = [SELECTION_NOTE] if any(SELECTION_SIGN in cell for line in lines for cell in line) else []
+    return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines), *selected])}"
 
 
 def sentence(by_row: ByRow) -> str:
@@ -79,9 +80,12 @@ def _best_rival(row: Row, rivals: Sequence[Record]) -> str:
     headline = TASKS[row.task].headline
     medians: dict[str, float] = {}
     for name in problem.contenders:
-        group = chosen_group(problem, {"contender": name}, rivals)
+        contender = {"contender": name}
+        group, sign = chosen_group(problem, contender, rivals), ""
+        if group is None:
+            group, sign = best_selection_run(problem, contender, rivals), f" {SELECTION_SIGN}"
         if CONTENDERS[name].is_rival and group is not None and group.median is not None:
-            medians[CONTENDERS[name].title] = group.median
+            medians[f"{CONTENDERS[name].title}{sign}"] = group.median
     if not medians:
         return NOT_RUN
     best = (max if headline.higher_is_better else min)(medians, key=lambda title: medians[title])

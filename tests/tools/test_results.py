@@ -21,7 +21,8 @@ from sab.lab.report.tables import summary_of
 from sab.lab.tasks import Copying
 from sab.plot.drawing import METHODS
 from tests.lab.report.made_up import SAB, by_row, diverged, record, rival_record
-from tools import distance, figures, rows, summary
+from tools import distance, figures, rivals, rows, summary
+from tools.groups import SELECTION_NOTE, SELECTION_SIGN
 from tools.pages import ROOT, with_part
 from tools.results import ROWS as EVERY_ROW
 from tools.results import page_part, parts
@@ -145,6 +146,22 @@ def test_the_best_rival_is_no_sab_and_at_its_chosen_rate() -> None:
         for seed in (SELECTION_SEED, 0)
     ]
     assert "| Adding T = 400, error | not run | – | – | not run | not run | 0.00200 Mamba |" in summary.part({}, adding)
+
+
+def test_a_rival_whose_rates_alone_were_tried_counts_with_a_sign() -> None:
+    problem = PROBLEMS["copying-300"]
+    made = [rival_record(problem, "lstm", 2e-3, seed, 0.3, 0.3) for seed in (SELECTION_SEED, 0)]
+    tried = [
+        rival_record(problem, "transformer", rate, SELECTION_SEED, value, value - 0.1)
+        for rate, value in zip(problem.rates, (0.5, 0.9, 0.6), strict=True)
+    ]
+    text = summary.part({}, [*made, *tried])
+    assert f"| not run | not run | 80.0 Transformer, rotary {SELECTION_SIGN} |" in text
+    assert SELECTION_NOTE in text
+    assert f"| Transformer, rotary | 80.0% {SELECTION_SIGN} | not run |" in rivals.page_part([*made, *tried], [])
+    for some in ([*made, *tried[:2]], [*made, *tried, rival_record(problem, "transformer", 2e-3, 0, 0.2, 0.2)]):
+        assert SELECTION_SIGN not in summary.part({}, some)
+        assert "30.0 LSTM |" in summary.part({}, some)
 
 
 def test_the_best_lstms_count_every_budget_and_start() -> None:
