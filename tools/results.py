@@ -40,6 +40,7 @@ def parts(by_row: ByRow) -> list[tuple[Path, str, str]]:
         (docs / "results-appendix.md", "settings", datasets.settings_table()),
         (docs / "drop-in.md", "drop-in", dropin.page_part(swaps)),
         (docs / "when.md", "swap", swap),
+        (docs / "rivals.md", "rivals-overview", rivals.overview(_of_rivals()[0])),
         (docs / "rivals.md", "rivals", rivals.page_part(*_of_rivals())),
         (readme, "swap", swap),
         (readme, "summary", summary.sentence(by_row)),

@@ -1,4 +1,4 @@
-"""The generated part of docs/rivals.md and its figures, from results/rivals.jsonl and results/rivals-costs.jsonl."""
+"""The generated parts of docs/rivals.md and its figures, from results/rivals.jsonl and results/rivals-costs.jsonl."""
 
 from __future__ import annotations
 
@@ -35,22 +35,29 @@ MOST_COLUMNS = 3
 MIB = 2**20
 
 
+def overview(records: Sequence[Record]) -> str:
+    """The first table of the page: the five tasks in one; what was not run says so."""
+    return "\n\n".join(_medians(_problems(is_matched=True), known(records)))
+
+
 def page_part(records: Sequence[Record], costs: Sequence[Record]) -> str:
-    """All tables, the overview first; what was not run says so."""
+    """All other tables, and the figures."""
     records = known(records)
-    matched, small = (
-        [one for one in PROBLEMS.values() if one.is_matched == is_matched] for is_matched in (True, False)
-    )
+    matched, small = _problems(is_matched=True), _problems(is_matched=False)
     drawn = figures(records, costs)
     parts = [
-        *_overview("Medians on test data", matched, records),
         *(f"![{words}](images/{name})" for name, words in _captions(matched).items() if name in drawn),
-        *_overview("Online credit: medians on test data", small, records),
+        "### Online credit: medians on test data",
+        *_medians(small, records),
         *_streams(costs),
         *(part for problem in (*matched, *small) for part in _section(problem, records, costs)),
         about(records, _is_stale) if records else "No method has been trained yet.",
     ]
     return "\n\n".join(parts)
+
+
+def _problems(is_matched: bool) -> list[Problem]:
+    return [problem for problem in PROBLEMS.values() if problem.is_matched == is_matched]
 
 
 def known(records: Sequence[Record]) -> list[Record]:
@@ -71,14 +78,14 @@ def _group(problem: Problem, contender: Contender, records: Sequence[Record]) ->
     return chosen_group(problem, {"contender": contender.name}, records)
 
 
-def _overview(heading: str, problems: Sequence[Problem], records: Sequence[Record]) -> list[str]:
-    """A line for each contender, a column for each problem."""
+def _medians(problems: Sequence[Problem], records: Sequence[Record]) -> list[str]:
+    """A line for each contender, a column for each problem; a note where it has signs."""
     lines = [
         [contender.title, *(_median(problem, contender, records) for problem in problems)]
         for contender in _contenders(problems[0])
     ]
     notes = [SELECTION_NOTE] if any(SELECTION_SIGN in cell for line in lines for cell in line) else []
-    return [f"### {heading}", markdown(["method", *(title(problem) for problem in problems)], lines), *notes]
+    return [markdown(["method", *(title(problem) for problem in problems)], lines), *notes]
 
 
 def _median(problem: Problem, contender: Contender, records: Sequence[Record]) -> str:
@@ -174,7 +181,7 @@ def _is_stale(record: Record) -> bool:
 def figures(records: Sequence[Record], costs: Sequence[Record]) -> dict[str, Figure]:
     """The figures for which there are records, by file name."""
     records = known(records)
-    matched = [problem for problem in PROBLEMS.values() if problem.is_matched]
+    matched = _problems(is_matched=True)
     times = {problem.name: _times(problem, records, costs) for problem in matched}
     lengths = {problem.name: _lengths(problem, records) for problem in matched if problem.other_lengths}
     found = {TIME: _panels(times, "training time in s"), LENGTH: _panels(lengths, "length of the test")}

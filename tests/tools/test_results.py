@@ -158,7 +158,7 @@ def test_a_rival_whose_rates_alone_were_tried_counts_with_a_sign() -> None:
     text = summary.part({}, [*made, *tried])
     assert f"| not run | not run | 80.0 Transformer, rotary {SELECTION_SIGN} |" in text
     assert SELECTION_NOTE in text
-    assert f"| Transformer, rotary | 80.0% {SELECTION_SIGN} | not run |" in rivals.page_part([*made, *tried], [])
+    assert f"| Transformer, rotary | 80.0% {SELECTION_SIGN} | not run |" in rivals.overview([*made, *tried])
     for some in ([*made, *tried[:2]], [*made, *tried, rival_record(problem, "transformer", 2e-3, 0, 0.2, 0.2)]):
         assert SELECTION_SIGN not in summary.part({}, some)
         assert "30.0 LSTM |" in summary.part({}, some)
