@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sab.lab.experiments.bench import CASES, DEFAULT
 from sab.lab.experiments.timing import BOTH, STREAM
@@ -16,7 +16,8 @@ from sab.lab.report.performance import (
     line,
     lines,
     load,
-    ratios_in_float32,
+    ratio_in_float32,
+    row_label,
     show_time,
     speedup,
     summary,
@@ -55,9 +56,8 @@ def page_part(records: Sequence[Record]) -> str:
     sentences = summary(records, names_missed=False)  # the table has them
     rows = ([_unbroken(cell) for cell in one] for record in required for one in lines(record, judged=True))
     parts = [*sentences, markdown(HEADER, rows)]
-    if in_float32 := ratios_in_float32(required):
-        ratios = "; ".join(f"{name} {ratio:.2f}" for name, ratio in in_float32.items())
-        parts.append(f"On the CPU with both sides in float32, as without autocast: {ratios}.")
+    if clauses := _in_float32(required):
+        parts.append(f"With both sides in float32, as without autocast: {'. '.join(clauses)}.")
     drawn = [record for axis in SWEPT for record in swept_records(records, axis)]
     if drawn:
         parts.append(f"![Time of a step against T, n and B](images/{PICTURE})")
@@ -69,25 +69,48 @@ def page_part(records: Sequence[Record]) -> str:
     return "\n\n".join([*parts, _about(required)])
 
 
+def _in_float32(records: Sequence[Record]) -> list[str]:
+    """The ratios of each place where there are two precisions, with both sides in float32."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if "error" not in record and len(record["precisions"]) > 1:
+            ratios = {row_label(record["case"], one): ratio_in_float32(record, one) for one in record["ratio"]["eager"]}
+            found.setdefault(_place(record), []).extend(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return [f"{place}: {'; '.join(ratios)}" for place, ratios in found.items()]
+
+
 def _unbroken(cell: str) -> str:
     """A cell of numbers that stays on its line, such as 1.29 ≤ 1.3."""
     return cell.replace(" ", "\u00a0") if cell[0].isdigit() else cell
 
 
 def latency_part(records: Sequence[Record]) -> str:
-    """What a training step of the default LSTM costs on each device, in a sentence."""
+    """What a training step of the default LSTM costs on each device, in two sentences."""
+    chosen = [record for record in records if _is_of_the_default(record)]
+    fastest = _ranges(chosen, lambda record: record["ratio"]["eager"][BOTH])
+    if not fastest:
+        return "Nothing has been measured yet."
+    fastest[0] = fastest[0].replace("times", "times as long as `nn.LSTM`'s", 1)
+    in_float32 = _ranges(chosen, lambda record: ratio_in_float32(record, BOTH))
+    return (
+        f"A training step with default options takes {', '.join(fastest)}, each side in its faster precision. "
+        f"Without autocast, both in float32, it takes {', '.join(in_float32)}."
+    )
+
+
+def _is_of_the_default(record: Record) -> bool:
+    """Whether it is of training steps of the default LSTM on sequences of one length."""
+    is_required = record["kind"] == "required" and "error" not in record and record["case"] != "packed"
+    is_default = record["scorer"] == DEFAULT and record.get("cell", "lstm") == "lstm"
+    return is_required and is_default and BOTH in record["ratio"].get("eager", {})
+
+
+def _ranges(records: Sequence[Record], ratio_of: Callable[[Record], float]) -> list[str]:
+    """The range of the ratios in each place, in words."""
     found: dict[str, dict[int, list[float]]] = {}
     for record in records:
-        is_required = record["kind"] == "required" and "error" not in record and record["case"] != "packed"
-        is_default = record["scorer"] == DEFAULT and record.get("cell", "lstm") == "lstm"
-        if is_required and is_default and BOTH in record["ratio"].get("eager", {}):
-            by_steps = found.setdefault(_place(record), {})
-            by_steps.setdefault(record["steps"], []).append(record["ratio"]["eager"][BOTH])
-    clauses = [_range(place, by_steps) for place, by_steps in found.items() if min(by_steps) <= LONG]
-    if not clauses:
-        return "Nothing has been measured yet."
-    clauses[0] = clauses[0].replace("times", "times as long as `nn.LSTM`'s", 1)
-    return f"A training step with default options takes {', '.join(clauses)}."
+        found.setdefault(_place(record), {}).setdefault(record["steps"], []).append(ratio_of(record))
+    return [_range(place, by_steps) for place, by_steps in found.items() if min(by_steps) <= LONG]
 
 
 def _range(place: str, by_steps: Mapping[int, Sequence[float]]) -> str:
@@ -108,10 +131,11 @@ def speed_part(records: Sequence[Record]) -> str:
             cell = record.get("cell", "lstm").upper()  # records of the first version have none
             what = "a stream, step by step" if chosen == STREAM else f"training, {cell}"
             sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
-            rows.append([_place(record), what, *sizes, f"{record['ratio']['eager'][chosen]:.2f}"])
+            ratios = record["ratio"]["eager"][chosen], ratio_in_float32(record, chosen)
+            rows.append([_place(record), what, *sizes, *(f"{ratio:.2f}" for ratio in ratios)])
     if not rows:
         return "Nothing has been measured yet."
-    header = ("where", "what", "hidden size", "batch", "steps", "times")
+    header = ("where", "what", "hidden size", "batch", "steps", "times", "without autocast")
     return markdown(header, rows)
 
 

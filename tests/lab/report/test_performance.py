@@ -194,17 +194,7 @@ def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
     assert len(performance.table([record(), cpu]).columns) == 9
 
 
-def test_ratios_in_float32_are_those_of_the_cpu_in_two_precisions() -> None:
-    def times(median: float) -> dict[str, Any]:
-        return {"eager": {timing.BOTH: {"median": median, "min": median, "repeats": 9}}}
-
-    milliseconds = {
-        "ours float32": times(6.0),
-        "ours bfloat16": times(3.0),
-        "nn.LSTM float32": times(4.0),
-        "nn.LSTM autocast": times(1.0),
-    }
-    both = record("F", device="cpu (x86_64)", precisions=["float32", "bfloat16"], milliseconds=milliseconds)
-    alone = record("G", device="cpu (x86_64)", precisions=["float32"], milliseconds=milliseconds)
-    on_gpu = record("A", precisions=["float32", "bfloat16"], milliseconds=milliseconds)
-    assert performance.ratios_in_float32([both, alone, on_gpu]) == {"F": 1.5}
+def test_a_ratio_in_float32_compares_float32_on_both_sides() -> None:
+    assert record(ours=3.0)["ratio"]["eager"][timing.BOTH] == 1.5
+    assert performance.ratio_in_float32(record(ours=3.0), timing.BOTH) == 0.75
+    assert performance.ratio_in_float32(record(ours=6.0), timing.FORWARD) == 1.5

@@ -168,16 +168,11 @@ def fastest(record: Record, way: str, chosen: str, side: str) -> dict[str, float
     return min(found, key=lambda times: times["median"])
 
 
-def ratios_in_float32(records: Iterable[Record]) -> dict[str, float]:
-    """By the names of lines, where a CPU was measured in two precisions: our time over torch.nn's, both in float32."""
-    found: dict[str, float] = {}
-    for record in records:
-        if record["device"].startswith("cpu") and len(record["precisions"]) > 1 and "error" not in record:
-            times = [ways["eager"] for name, ways in record["milliseconds"].items() if name.endswith("float32")]
-            for chosen in times[0]:
-                ours, theirs = (side[chosen]["median"] for side in times)
-                found[row_label(record["case"], chosen)] = ours / theirs
-    return found
+def ratio_in_float32(record: Record, chosen: str) -> float:
+    """Our time over torch.nn's in eager mode, both in float32 as without autocast; TF32 as PyTorch allows it."""
+    sides = [ways["eager"][chosen] for name, ways in record["milliseconds"].items() if name.endswith("float32")]
+    ours, theirs = (side["median"] for side in sides)
+    return ours / theirs
 
 
 def _side(name: str, is_ours: str, record: Record) -> str:
