@@ -167,10 +167,11 @@ def test_a_step_of_an_slstm_is_the_packages_own(is_first: bool) -> None:
     gates, states = [randn(5, 32, seed=seed) for seed in (1, 2)], randn(4, 5, 8)
     states[2] = 0.0 if is_first else states[2].abs()
     given = [tensor.requires_grad_() for tensor in (*gates, randn(32, seed=3), states)]
-    found = []
-    for step in (slstm_step, packages_own):
+    found: list[list[Tensor]] = []
+    steps: list[Any] = [slstm_step, packages_own]
+    for step in steps:
         made = step(*given, {})
-        total = sum((tensor * tensor.detach().cos()).sum() for tensor in made)
+        total = torch.stack([(tensor * tensor.detach().cos()).sum() for tensor in made]).sum()
         found.append([*made, *torch.autograd.grad(total, given)])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs)
