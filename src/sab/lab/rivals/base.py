@@ -83,10 +83,7 @@ class Backbone(nn.Module, ABC):
 def load(module: str) -> Any:
     """A module of an optional package; a sentence tells which extra is missing."""
     require(module.partition(".")[0])
-    with (
-        warnings.catch_warnings(),
-        torch.device("cpu"),
-    ):  # what it makes once is for all models, also those of no device
+    with warnings.catch_warnings(), torch.device("cpu"):  # not that of a model that only counts its parameters
         warnings.simplefilter("ignore")  # of the package's own use of torch
         return importlib.import_module(module)
 
