@@ -75,8 +75,9 @@ def _in_float32(records: Sequence[Record]) -> list[str]:
     for record in records:
         if "error" not in record and len(record["precisions"]) > 1:
             ratios = {row_label(record["case"], one): ratio_in_float32(record, one) for one in record["ratio"]["eager"]}
-            found.setdefault(_place(record), []).extend(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-    return [f"{place}: {'; '.join(ratios)}" for place, ratios in found.items()]
+            clauses = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio is not None]
+            found.setdefault(_place(record), []).extend(clauses)
+    return [f"{place}: {'; '.join(clauses)}" for place, clauses in found.items() if clauses]
 
 
 def _unbroken(cell: str) -> str:
@@ -92,10 +93,9 @@ def latency_part(records: Sequence[Record]) -> str:
         return "Nothing has been measured yet."
     fastest[0] = fastest[0].replace("times", "times as long as `nn.LSTM`'s", 1)
     in_float32 = _ranges(chosen, lambda record: ratio_in_float32(record, BOTH))
-    return (
-        f"A training step with default options takes {', '.join(fastest)}, each side in its faster precision. "
-        f"Without autocast, both in float32, it takes {', '.join(in_float32)}."
-    )
+    sentences = [f"A training step with default options takes {', '.join(fastest)}, each side in its faster precision."]
+    sentences += [f"Without autocast, both in float32, it takes {', '.join(in_float32)}."] if in_float32 else []
+    return " ".join(sentences)
 
 
 def _is_of_the_default(record: Record) -> bool:
@@ -105,11 +105,12 @@ def _is_of_the_default(record: Record) -> bool:
     return is_required and is_default and BOTH in record["ratio"].get("eager", {})
 
 
-def _ranges(records: Sequence[Record], ratio_of: Callable[[Record], float]) -> list[str]:
+def _ranges(records: Sequence[Record], ratio_of: Callable[[Record], float | None]) -> list[str]:
     """The range of the ratios in each place, in words."""
     found: dict[str, dict[int, list[float]]] = {}
     for record in records:
-        found.setdefault(_place(record), {}).setdefault(record["steps"], []).append(ratio_of(record))
+        if (ratio := ratio_of(record)) is not None:
+            found.setdefault(_place(record), {}).setdefault(record["steps"], []).append(ratio)
     return [_range(place, by_steps) for place, by_steps in found.items() if min(by_steps) <= LONG]
 
 
@@ -132,7 +133,8 @@ def speed_part(records: Sequence[Record]) -> str:
             what = "a stream, step by step" if chosen == STREAM else f"training, {cell}"
             sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
             ratios = record["ratio"]["eager"][chosen], ratio_in_float32(record, chosen)
-            rows.append([_place(record), what, *sizes, *(f"{ratio:.2f}" for ratio in ratios)])
+            shown = (NONE if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            rows.append([_place(record), what, *sizes, *shown])
     if not rows:
         return "Nothing has been measured yet."
     header = ("where", "what", "hidden size", "batch", "steps", "times", "without autocast")

@@ -27,7 +27,7 @@ from tests.lab.experiments.conftest import replaced
 from tests.lab.report.made_up import rival_cost as cost
 from tests.lab.report.made_up import rival_record as made
 from tools.pages import ROOT, with_part
-from tools.rivals import LENGTH, TIME, figures, page_part
+from tools.rivals import LENGTH, TIME, figures, overview, page_part
 
 Capture = pytest.CaptureFixture[str]
 FULL = dict(PROBLEMS)
@@ -221,6 +221,7 @@ def test_an_empty_page_says_that_nothing_was_run() -> None:
     page = page_part([], [])
     assert page.endswith("No method has been trained yet.")
     assert "| SAB, LSTM | not run |" in page
+    assert "| SAB, LSTM | not run |" in overview([])
     assert "![" not in page
     assert figures([], []) == {}
 
@@ -231,11 +232,12 @@ def test_the_page_reports_the_chosen_rate_and_never_the_selection_seed() -> None
         made(COPYING, "lstm", rate, SELECTION_SEED, valid, 0.1)
         for rate, valid in zip(RATES, (0.1, 0.9, 0.2), strict=True)
     ]
-    page = page_part([*chosen, *others, made(COPYING, "lstm", 8e-3, 0, 1.0, 0.9)], [cost("copying-2", "lstm")])
+    records = [*chosen, *others, made(COPYING, "lstm", 8e-3, 0, 1.0, 0.9)]
+    page = page_part(records, [cost("copying-2", "lstm")])
     (line,) = [line for line in page.splitlines() if line.startswith("| LSTM | 75.0%") and "2.50" in line]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["LSTM", "75.0%", "50.0%", "1/2", "75.0%", "0.002", "9", "2.50", "3.0"]
-    assert "| LSTM | 75.0% (2) |" in page
+    assert "| LSTM | 75.0% (2) |" in overview(records)
 
 
 def test_figures() -> None:

@@ -198,3 +198,6 @@ def test_a_ratio_in_float32_compares_float32_on_both_sides() -> None:
     assert record(ours=3.0)["ratio"]["eager"][timing.BOTH] == 1.5
     assert performance.ratio_in_float32(record(ours=3.0), timing.BOTH) == 0.75
     assert performance.ratio_in_float32(record(ours=6.0), timing.FORWARD) == 1.5
+    half_alone = record()
+    del half_alone["milliseconds"]["nn.LSTM float32"]
+    assert performance.ratio_in_float32(half_alone, timing.BOTH) is None

@@ -168,11 +168,18 @@ def fastest(record: Record, way: str, chosen: str, side: str) -> dict[str, float
     return min(found, key=lambda times: times["median"])
 
 
-def ratio_in_float32(record: Record, chosen: str) -> float:
-    """Our time over torch.nn's in eager mode, both in float32 as without autocast; TF32 as PyTorch allows it."""
-    sides = [ways["eager"][chosen] for name, ways in record["milliseconds"].items() if name.endswith("float32")]
-    ours, theirs = (side["median"] for side in sides)
-    return ours / theirs
+def ratio_in_float32(record: Record, chosen: str) -> float | None:
+    """Our time over torch.nn's in eager mode, both in float32 as without autocast; TF32 as PyTorch allows it.
+
+    None where a side was not measured so.
+    """
+    is_ours = OURS.format("")
+    medians = {
+        _side(name, is_ours, record): ways["eager"][chosen]["median"]
+        for name, ways in record["milliseconds"].items()
+        if name.endswith("float32") and chosen in ways.get("eager", {})
+    }
+    return medians["ours"] / medians["torch.nn"] if medians.keys() == {"ours", "torch.nn"} else None
 
 
 def _side(name: str, is_ours: str, record: Record) -> str:
