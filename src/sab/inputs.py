@@ -54,27 +54,40 @@ class Sequences(NamedTuple):
     lengths: Tensor | None
     """[B], on the CPU; None where all rows have T steps."""
     packed: PackedSequence | None
-    """The input itself where it is packed."""
+    """The input itself where it is packed. Its rows are run as it has them, the longest first."""
     is_unbatched: bool
     batch_first: bool
-    rows: Tensor | None = None
+    places: Tensor | None = None
     """The places of a packed input's entries among all T * B, in its order, on its device."""
 
-    def without_batch(self, states: Tensor) -> Tensor:
-        """The states [layers, B, ...] in the form of the input."""
+    def restore_states(self, states: Tensor) -> Tensor:
+        """The states [layers, B, n] in the form of the input."""
+        if self.packed is not None and self.packed.unsorted_indices is not None:
+            return states.index_select(1, self.packed.unsorted_indices)
         return states.squeeze(1) if self.is_unbatched else states
+
+    def restore_memory(self, memory: Memory) -> Memory:
+        """The memory of all layers in the form of the input."""
+        if self.packed is not None and self.packed.unsorted_indices is not None:
+            return memory.of_rows(self.packed.unsorted_indices)
+        return memory.without_batch() if self.is_unbatched else memory
 
     def restore(self, output: Tensor) -> Input:
         """An output [T, B, n] in the form of the input."""
         if self.packed is not None:
-            assert self.rows is not None
-            return _pack_like(self.packed, self.rows, output)
+            assert self.places is not None
+            data = output.flatten(0, 1).index_select(0, self.places)
+            return PackedSequence(
+                data, self.packed.batch_sizes, self.packed.sorted_indices, self.packed.unsorted_indices
+            )
         if self.is_unbatched:
             return output.squeeze(1)
         return output.transpose(0, 1) if self.batch_first else output
 
     def restore_attention(self, attention: Attention, k_top: int) -> Attention:
         """An attention [..., T, B, k] in the form of the input, padded to k_top."""
+        if self.packed is not None and (order := self.packed.unsorted_indices) is not None:
+            attention = attention.map(lambda tensor: tensor.index_select(-2, order))
         if self.is_unbatched:
             attention = attention.map(lambda tensor: tensor.squeeze(-2))
         elif self.batch_first:
@@ -86,13 +99,13 @@ class Sequences(NamedTuple):
 
 def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
     """The input, checked, in time-major form."""
-    packed, rows = input if isinstance(input, PackedSequence) else None, None
+    packed, places = input if isinstance(input, PackedSequence) else None, None
     if packed is not None:
         if lengths is not None:
             raise UserValueError(
                 "lengths must be None where the input is a PackedSequence, which has its own.", "lengths"
             )
-        x, lengths, rows = _unpacked(packed)
+        x, lengths, places = _unpacked(packed)
     elif isinstance(input, Tensor):
         x = input
     else:
@@ -131,11 +144,11 @@ def time_major(input: Input, lengths: Any, form: Form) -> Sequences:
             raise UserValueError("input must be free of NaN; got NaN inside of a function transform.", "input")
         step, row, _ = torch.isnan(x).nonzero()[0].tolist()
         raise UserValueError(f"input must be free of NaN; got NaN at step {step} of row {row}.", "input")
-    return Sequences(x, lengths, packed, is_unbatched, form.batch_first, rows)
+    return Sequences(x, lengths, packed, is_unbatched, form.batch_first, places)
 
 
 def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> SABState | None:
-    """`hx` as a SABState of the layer, checked; None where there is none."""
+    """`hx` as a SABState of the layer, checked, with the rows of the sequences; None where there is none."""
     if hx is None:
         return None
     if isinstance(hx, SABState):
@@ -167,6 +180,8 @@ def initial_state(hx: InitialState | None, sequences: Sequences, form: Form) -> 
         state = state._with(empty._replace(steps=steps, seen=state._seen))
     state = _with_reads(state, form)
     _check_state(state, sequences, form)
+    if sequences.packed is not None and sequences.packed.sorted_indices is not None:
+        return state.select(sequences.packed.sorted_indices)
     return state
 
 
@@ -314,23 +329,14 @@ def _check_lengths(lengths: Any, steps: int, batch: int, is_unbatched: bool) -> 
 
 
 def _unpacked(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
-    """The sequences padded with zeros, [T, B, input_size], their lengths, and the places of their entries among T * B.
+    """The sequences padded with zeros, [T, B, input_size], the longest first, their lengths, and the places of their
+    entries among T * B.
 
     `pad_packed_sequence` takes an operation for each length, and its gradient one for each step.
     """
-    data, sizes, unsorted = packed.data, packed.batch_sizes, packed.unsorted_indices
+    data, sizes = packed.data, packed.batch_sizes
     steps, batch = sizes.shape[0], int(sizes[0])
     is_there = torch.arange(batch, device="cpu") < sizes.unsqueeze(1)
-    rows, lengths = is_there.flatten().nonzero().squeeze(1).to(data.device), is_there.sum(0)
-    x = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, rows, data).unflatten(0, (steps, batch))
-    if unsorted is not None:
-        x, lengths = x.index_select(1, unsorted), lengths[unsorted.cpu()]
-    return x, lengths, rows
-
-
-def _pack_like(packed: PackedSequence, rows: Tensor, padded: Tensor) -> PackedSequence:
-    """[T, B, n] in the order of the batch, packed as `packed` is."""
-    if packed.sorted_indices is not None:
-        padded = padded.index_select(1, packed.sorted_indices)
-    data = padded.flatten(0, 1).index_select(0, rows)
-    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    places, lengths = is_there.flatten().nonzero().squeeze(1).to(data.device), is_there.sum(0)
+    x = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
+    return x.unflatten(0, (steps, batch)), lengths, places

@@ -535,12 +535,11 @@ class SABLayer(torch_private.Explaining, Generic[StateT]):
 
         def ends() -> tuple[Tensor, Tensor | None]:
             h, c = stack_ends([make() for make in make_ends])
-            return sequences.without_batch(h), None if c is None else sequences.without_batch(c)
+            return sequences.restore_states(h), None if c is None else sequences.restore_states(c)
 
         def memory() -> Memory:
             after = _steps(sequences) if steps is None else steps
-            found = stack_memories([make() for make in make_memories], after, seen)
-            return found.without_batch() if sequences.is_unbatched else found
+            return sequences.restore_memory(stack_memories([make() for make in make_memories], after, seen))
 
         at_once = _is_made_at_once(sequences.x)
         kept = memory() if at_once else Pending(memory)

@@ -42,6 +42,12 @@ class Memory(NamedTuple):
         """The same with a function applied to its tensors of whole numbers but `steps`."""
         return self._replace(numbers=whole(self.numbers), reads=None if self.reads is None else whole(self.reads))
 
+    def of_rows(self, index: slice | Tensor) -> Memory:
+        """That of these rows of the batch; the batch is counted from the end, since a cell's state has no layers."""
+        here = index if isinstance(index, slice) else index.to(self.numbers.device)
+        selected = self.map(lambda tensor: tensor[..., here, :, :]).map_whole(lambda tensor: tensor[..., here, :])
+        return selected._replace(steps=self.steps[index if isinstance(index, slice) else index.to(self.steps.device)])
+
     def without_batch(self) -> Memory:
         """That of a batch of one as that of unbatched input."""
         squeezed = self.map(lambda tensor: tensor.squeeze(1)).map_whole(lambda tensor: tensor.squeeze(1))
@@ -304,15 +310,11 @@ class SABState:
 
     def select(self, rows: int | slice | Sequence[int] | Tensor) -> SABState:
         """The state of these rows of the batch, in this order; a row may be named more than once."""
-        steps_index = self._index(rows)
-        index = steps_index if isinstance(steps_index, slice) else steps_index.to(self.h.device)
-        # The batch is counted from the end, since a cell's state has no layers.
-        h, c = (None if part is None else part[..., index, :] for part in (self.h, self.c))
+        index = self._index(rows)
+        here = index if isinstance(index, slice) else index.to(self.h.device)
+        h, c = (None if part is None else part[..., here, :] for part in (self.h, self.c))
         assert h is not None
-        memory = self._parts.map(lambda tensor: tensor[..., index, :, :]).map_whole(
-            lambda tensor: tensor[..., index, :]
-        )
-        return SABState._of(h, c, memory._replace(steps=self.steps[steps_index]))
+        return SABState._of(h, c, self._parts.of_rows(index))
 
     def _index(self, rows: int | slice | Sequence[int] | Tensor | None) -> slice | Tensor:
         """Rows as an index of `steps`."""

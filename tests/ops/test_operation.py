@@ -216,6 +216,41 @@ def test_backends_equal_the_reference_in_outputs_and_every_gradient(backend: str
         assert_close(one, other, f"tensor {place}", tolerance=1e-9)
 
 
+@needs_library
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        ("lstm", {}),
+        ("gru", {"layer_norm": True}),
+        ("gru", {"k_top": 0, "bias": False}),
+        ("rnn_tanh", {"scorer": "affine", "incorporate": "concat", "max_microstates": 9}),
+        ("lstm", {"scorer": "mlp", "forward": "dense", "layer_norm": True}),
+        ("gru", {"max_memory": 3, "forget": "most_read"}),
+        ("lstm", {"recompute": True, "bidirectional": True}),
+    ],
+)
+def test_steps_after_the_end_of_rows_that_a_thread_has(
+    shared: bool, cell: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest rows lie together: most groups of rows end before the others, and all before the last step."""
+    steps, batch = 9, 40
+    lengths = torch.linspace(steps - 1, 1, batch).long()
+    monkeypatch.setattr(cpu, "shares_products", lambda *_: shared)
+    results: list[list[Tensor]] = []
+    for backend in ("reference", "cpu"):
+        given = {"k_att": 2, "k_trunc": 3, "k_top": 2, **options, "backend": backend}
+        given["recompute"] = backend == "cpu" and options.get("recompute", False)
+        layer = randomize(make_layer(cell, 3, 5, **given))
+        x = randn(steps, batch, 3).requires_grad_()
+        output, state = layer(x, lengths=lengths)
+        seen = [output, *state, *([state.state.microstates] if cell != "lstm" else [state.microstates])]
+        results.append(seen + gradients(seen, [x, *layer.parameters()]))
+    for place, (expected, actual) in enumerate(zip(*results, strict=True)):
+        assert_close(actual, expected, f"tensor {place}", tolerance=1e-9)
+
+
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("steps", [2, 7])

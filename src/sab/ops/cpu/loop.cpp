@@ -190,6 +190,7 @@ template <typename T> class Pass {
     Team &team;
     const Schedule schedule;
     const int64_t part, parts, first, rows, n, d, gate_size;
+    const int64_t longest;  // steps until all rows have ended; where products are shared, all of the batch
     const bool query_cancels, splits_gates;
     std::vector<T> scratch, total;  // for one key or query
     std::vector<T> gate_bias;       // all biases that can be added to the input's part of the gates
@@ -202,6 +203,9 @@ template <typename T> class Pass {
           part(part), parts(parts),
           first(a.batch * part / parts), rows(a.batch * (part + 1) / parts - first), n(a.n), d(a.key_size),
           gate_size(n * visit(Cells{}, a.cell, [](auto cell) { return cell.gates; })),
+          longest(a.lengths == nullptr ? a.steps
+                  : a.shared           ? *std::max_element(a.lengths, a.lengths + a.batch)
+                                       : *std::max_element(a.lengths + first, a.lengths + first + rows)),
           query_cancels(a.k_top > 0 &&
                         visit(Scorers{}, a.scorer, [](auto scorer) { return scorer.query_cancels; })),
           splits_gates(visit(Cells{}, a.cell, [](auto cell) { return cell.splits_gates; })),
@@ -252,7 +256,7 @@ template <typename T> class Pass {
         }
         for (int64_t row = first; a.key_scale != nullptr && row < first + rows; row++)
             std::fill(&key_scale(row, 0), &key_scale(row, 0) + a.first_slots, T(0));
-        for (int64_t t = 0; t < a.steps; t++) {
+        for (int64_t t = 0; t < longest; t++) {
             if (a.x != nullptr) input_forward(t);
             product(gate_size, n, entering(t), n, a.w_hidden, hidden_gates, gate_size, false);
             for (int64_t row = first; row < first + rows; row++) cell_forward(t, row, hidden_gates + row * gate_size);
@@ -288,13 +292,15 @@ template <typename T> class Pass {
                     for (int64_t row = 0; row < rows; row++) blocks.add(row, slot, key(a.keys, first + row, 0));
             }
         }
+        for (int64_t t = longest; t < a.steps; t++) padding_forward(t);
     }
 
     void backward() {
         T *dh = at(a.dh, 0, first, n), *chain = at(a.chain, 0, first, n), *dh_hat = at(a.dh_hat, 0, first, n);
         bool reads_h = visit(Cells{}, a.cell, [](auto cell) { return cell.reads_h; });
         std::fill(chain, chain + rows * n, T(0));
-        for (int64_t t = a.steps - 1; t >= 0; t--) {
+        for (int64_t t = longest; t < a.steps; t++) padding_backward(t);
+        for (int64_t t = longest - 1; t >= 0; t--) {
             const T *arriving = hidden(a.dstore, t, first);
             for (int64_t j = 0; j < rows * n; j++) dh[j] = arriving[j] + chain[j];
             for (int64_t row = 0; row < rows; row++)
@@ -329,6 +335,9 @@ template <typename T> class Pass {
     }
 
   private:
+    static void clear(T *buffer, int64_t size) {
+        if (buffer != nullptr) std::fill_n(buffer, size, T(0));
+    }
     // A row of a buffer [time, batch, size]; null where there is no such buffer.
     T *at(void *base, int64_t time, int64_t row, int64_t size) const {
         return base == nullptr ? nullptr : static_cast<T *>(base) + (time * a.batch + row) * size;
@@ -440,6 +449,31 @@ template <typename T> class Pass {
         }
     }
 
+    // A step after the end of all rows: nothing is computed, and the buffers are filled as for rows that have ended.
+    void padding_forward(int64_t t) const {
+        for (int64_t row = first; row < first + rows; row++) {
+            cell_forward(t, row, nullptr);
+            if (a.k_top > 0) read_nothing(t, row);
+        }
+        clear(hidden(a.store, t, first), rows * n);
+        clear(of_step(a.mapped, t, first, n), rows * n);
+        if (!schedule.keeps(t)) return;
+        int64_t slot = schedule.slots_at(t);
+        for (int64_t row = first; row < first + rows; row++) {
+            clear(key(a.keys, row, slot), d);
+            if (a.key_scale != nullptr) key_scale(row, slot) = 0;
+        }
+    }
+
+    // No gradient comes from such a step.
+    void padding_backward(int64_t t) const {
+        clear(at(a.dgates, t, first, gate_size), rows * gate_size);
+        int64_t hidden_size = splits_gates && a.norm_ih == nullptr ? n : gate_size;
+        if (a.dhidden != a.dgates) clear(at(a.dhidden, t, first, hidden_size), rows * hidden_size);
+        clear(at(a.dquery, t, first, d), rows * d);
+        clear(at(a.dincorporated, t, first, n), rows * n);
+    }
+
     // The gradients of the products, in the place of those of their layer norms.
     void normalise_gates_backward(int64_t t, int64_t row, T *dgates, T *dh_gates) const {
         if (!splits_gates) memcpy(dh_gates, dgates, gate_size * sizeof(T));
@@ -463,9 +497,8 @@ template <typename T> class Pass {
                          weight(a.norm_c_bias)};
         if (a.norm_ih != nullptr) normalise_gates(t, row, s.gates, h_gates);
         if (!ended(t, row)) return visit(Cells{}, a.cell, [&](auto cell) { cell.forward(s); });
-        memset(s.gates, 0, gate_size * sizeof(T));
-        for (T *states : {s.h_hat, s.c_new, s.hidden_new})
-            if (states != nullptr) memset(states, 0, n * sizeof(T));
+        clear(s.gates, gate_size);
+        for (T *states : {s.h_hat, s.c_new, s.hidden_new}) clear(states, n);
     }
 
     void cell_backward(int64_t t, int64_t row, const T *dh_hat, T *chain) {
@@ -519,9 +552,6 @@ template <typename T> class Pass {
     // same outputs to the last bit.
     void read_nothing(int64_t t, int64_t row) const {
         std::fill_n(a.selected + (t * a.batch + row) * a.k_top, a.k_top, -1);
-        auto clear = [](T *buffer, int64_t size) {
-            if (buffer != nullptr) std::fill_n(buffer, size, T(0));
-        };
         clear(at(a.weights, t, row, a.k_top), a.k_top);
         clear(at(a.summary, t, row, n), n);
         clear(of_step(a.scores, t, row, a.k_top), a.k_top);
@@ -731,14 +761,19 @@ template <typename T> class Pass {
 constexpr int64_t ONE_EACH = 0;  // in the place of a number of parts: one for each thread
 
 // Runs work(part, parts) for each part on a team of threads: torch's own where it uses OpenMP too, so that no two teams
-// compete for the cores. A thread begins with its own parts and goes on with those that others have not begun.
+// compete for the cores. A thread begins with its own parts and goes on with those that others have not begun. Its own
+// are dealt out to and fro, as 0 3 4 7 and 1 2 5 6, so that parts which become shorter give each thread as much work.
 template <typename Work> void share(Team &team, int64_t threads, int64_t parts, const Work &work) {
     std::vector<std::atomic<bool>> taken(std::max(threads, parts));
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        int64_t all = parts == ONE_EACH ? Team::count() : parts, begin = all * Team::number() / Team::count();
-        for (int64_t i = 0; i < all; i++)
-            if (int64_t part = (begin + i) % all; !taken[part].exchange(true)) work(part, all);
+        int64_t number = Team::number(), count = Team::count(), all = parts == ONE_EACH ? count : parts;
+        auto take = [&](int64_t part) {
+            if (part < all && !taken[part].exchange(true)) work(part, all);
+        };
+        for (int64_t first = 0; first < all; first += count)
+            take(first + (first / count % 2 == 0 ? number : count - 1 - number));
+        for (int64_t part = 0; part < all; part++) take(part);
         team.meet();
     }
 }
