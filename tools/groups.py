@@ -13,15 +13,16 @@ from tools.pages import machines
 
 SELECTION_SIGN = "§"
 SELECTION_NOTE = (
-    f"{SELECTION_SIGN} Of the selection run at the best of three rates by its validation data: the seeds that count "
-    "are not run."
+    f"{SELECTION_SIGN} One run only, the one that chose the learning rate on validation data; the seeds that count "
+    "have not been run."
 )
 TITLES = {"mnist": "Pixel-by-pixel MNIST", "ptb": "Penn Treebank", "imdb": "IMDB reviews", "ecg": "ECG"}
 TITLES |= {"osuleaf": "OSULeaf", "plaid": "PLAID"}
 
 
 class Group(NamedTuple):
-    """The reported runs of a contender at one rate: their records in the order of the seeds."""
+    """The runs of a contender at one rate that a table shows: the records of the seeds that count, in their order, or
+    of a selection run alone."""
 
     problem: Problem
     records: list[Record]
@@ -72,12 +73,23 @@ def chosen_group(problem: Problem, contender: Mapping[str, Any], records: Iterab
     return group if group is not None and group.records else None
 
 
-def best_selection_run(problem: Problem, contender: Mapping[str, Any], records: Iterable[Record]) -> Group | None:
-    """The selection run whose rate is chosen, as a group of its own; None where not all rates have one."""
+def shown_group(problem: Problem, contender: Mapping[str, Any], records: Iterable[Record]) -> tuple[Group | None, str]:
+    """The runs that a table shows, and the sign behind their median.
+
+    They are the reported runs, without a sign. Where there are none, it is the selection run whose rate is chosen; that
+    is not known before every rate has one.
+    """
+    records = list(records)
+    group = chosen_group(problem, contender, records)
     selected = _selection_runs(problem, contender, records)
-    if selected.keys() < set(problem.rates):
-        return None
-    return Group(problem, [selected[best_rate(selected, problem)]])
+    if group is not None or not selected.keys() >= set(problem.rates):
+        return group, ""
+    return Group(problem, [selected[best_rate(selected, problem)]]), f" {SELECTION_SIGN}"
+
+
+def selection_notes(lines: Iterable[Sequence[str]]) -> list[str]:
+    """The note on the sign, where a cell of a table has it."""
+    return [SELECTION_NOTE] if any(SELECTION_SIGN in cell for line in lines for cell in line) else []
 
 
 def _selection_runs(problem: Problem, contender: Mapping[str, Any], records: Iterable[Record]) -> dict[float, Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from sab.lab.experiments.bench import CASES, DEFAULT
 from sab.lab.experiments.timing import BOTH, STREAM
@@ -12,12 +12,13 @@ from sab.lab.report.performance import (
     HEADER,
     SWEPT,
     Record,
+    fair_ratio,
     fastest,
     line,
     lines,
     load,
     ratio_in_float32,
-    row_label,
+    show_ratio,
     show_time,
     speedup,
     summary,
@@ -29,8 +30,8 @@ from tools.pages import IMAGES, ROOT, machines, markdown, replace_part
 PICTURE = "time-of-a-step.png"
 IN_SHORT = ("A", "n-512", "C", "E-4000", "F", "H-200", "stream-cell")
 """The cases that the README shows."""
-IN_A_SENTENCE = ("index.md", "performance.md", "when.md")
-"""The pages of docs/ that have the costs of a training step in a sentence."""
+IN_A_LIST = ("index.md", "performance.md", "when.md")
+"""The pages of docs/ that list what a training step costs on each device."""
 LONG = 3000
 """Costs of longer sequences are named one by one."""
 
@@ -44,7 +45,7 @@ def main() -> None:
     replace_part(ROOT / "docs" / "engine-appendix.md", "earlier", earlier_part(records))
     replace_part(ROOT / "docs" / "from-torch.md", "cost", cost_part(records))
     replace_part(ROOT / "README.md", "speed", speed_part(records))
-    for page in IN_A_SENTENCE:
+    for page in IN_A_LIST:
         replace_part(ROOT / "docs" / page, "latency", latency_part(records))
 
 
@@ -56,8 +57,6 @@ def page_part(records: Sequence[Record]) -> str:
     sentences = summary(records, names_missed=False)  # the table has them
     rows = ([_unbroken(cell) for cell in one] for record in required for one in lines(record, judged=True))
     parts = [*sentences, markdown(HEADER, rows)]
-    if clauses := _in_float32(required):
-        parts.append(f"With both sides in float32, as without autocast: {'. '.join(clauses)}.")
     drawn = [record for axis in SWEPT for record in swept_records(records, axis)]
     if drawn:
         parts.append(f"![Time of a step against T, n and B](images/{PICTURE})")
@@ -69,57 +68,61 @@ def page_part(records: Sequence[Record]) -> str:
     return "\n\n".join([*parts, _about(required)])
 
 
-def _in_float32(records: Sequence[Record]) -> list[str]:
-    """The ratios of each place where there are two precisions, with both sides in float32."""
-    found: dict[str, list[str]] = {}
-    for record in records:
-        if "error" not in record and len(record["precisions"]) > 1:
-            ratios = {row_label(record["case"], one): ratio_in_float32(record, one) for one in record["ratio"]["eager"]}
-            clauses = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio is not None]
-            found.setdefault(_place(record), []).extend(clauses)
-    return [f"{place}: {'; '.join(clauses)}" for place, clauses in found.items() if clauses]
-
-
 def _unbroken(cell: str) -> str:
     """A cell of numbers that stays on its line, such as 1.29 ≤ 1.3."""
     return cell.replace(" ", "\u00a0") if cell[0].isdigit() else cell
 
 
 def latency_part(records: Sequence[Record]) -> str:
-    """What a training step of the default LSTM costs on each device, in two sentences."""
-    chosen = [record for record in records if _is_of_the_default(record)]
-    fastest = _ranges(chosen, lambda record: record["ratio"]["eager"][BOTH])
-    if not fastest:
+    """What a training step of the default LSTM costs: a line for each device, and what the numbers are."""
+    by_place: dict[str, list[Record]] = {}
+    for record in records:
+        if _is_default_training(record):
+            by_place.setdefault(_place(record), []).append(record)
+    found = {place: group for place, group in by_place.items() if min(one["steps"] for one in group) <= LONG}
+    if not found:
         return "Nothing has been measured yet."
-    fastest[0] = fastest[0].replace("times", "times as long as `nn.LSTM`'s", 1)
-    in_float32 = _ranges(chosen, lambda record: ratio_in_float32(record, BOTH))
-    sentences = [f"A training step with default options takes {', '.join(fastest)}, each side in its faster precision."]
-    sentences += [f"Without autocast, both in float32, it takes {', '.join(in_float32)}."] if in_float32 else []
-    return " ".join(sentences)
+    items = "\n".join(f"- {place}: {_costs_by_length(group)}." for place, group in found.items())
+    notes = ["Each side has its faster precision, bfloat16 autocast or float32."]
+    if any(_in_float32(group) for group in found.values()):
+        notes.append("In parentheses both are in float32, as without autocast.")
+    begin = "A training step with default options takes this many times as long as `nn.LSTM`'s:"
+    return "\n\n".join([begin, items, " ".join(notes)])
 
 
-def _is_of_the_default(record: Record) -> bool:
-    """Whether it is of training steps of the default LSTM on sequences of one length."""
+def _is_default_training(record: Record) -> bool:
+    """Whether a record times training steps of the default LSTM, all sequences of one length."""
     is_required = record["kind"] == "required" and "error" not in record and record["case"] != "packed"
     is_default = record["scorer"] == DEFAULT and record.get("cell", "lstm") == "lstm"
-    return is_required and is_default and BOTH in record["ratio"].get("eager", {})
+    return is_required and is_default and fair_ratio(record, BOTH) is not None
 
 
-def _ranges(records: Sequence[Record], ratio_of: Callable[[Record], float | None]) -> list[str]:
-    """The range of the ratios in each place, in words."""
-    found: dict[str, dict[int, list[float]]] = {}
+def _costs_by_length(records: Sequence[Record]) -> str:
+    """The costs up to LONG steps, and those of each longer sequence."""
+    short = [record for record in records if record["steps"] <= LONG]
+    longer: dict[int, list[Record]] = {}
     for record in records:
-        if (ratio := ratio_of(record)) is not None:
-            found.setdefault(_place(record), {}).setdefault(record["steps"], []).append(ratio)
-    return [_range(place, by_steps) for place, by_steps in found.items() if min(by_steps) <= LONG]
+        if record["steps"] > LONG:
+            longer.setdefault(record["steps"], []).append(record)
+    parts = [f"{_costs(short)} up to {max(record['steps'] for record in short):,} steps"]
+    parts += [f"{_costs(group)} at {steps:,}" for steps, group in sorted(longer.items())]
+    return ", ".join(parts)
 
 
-def _range(place: str, by_steps: Mapping[int, Sequence[float]]) -> str:
-    usual = [ratio for steps, ratios in by_steps.items() if steps <= LONG for ratio in ratios]
-    longest = max(steps for steps in by_steps if steps <= LONG)
-    more = [f"{max(ratios):.1f} for {steps:,}" for steps, ratios in sorted(by_steps.items()) if steps > LONG]
-    within = "; ".join([f"up to {longest:,} steps", *more])
-    return f"**{min(usual):.1f} to {max(usual):.1f} times** on {place} ({within})"
+def _costs(records: Sequence[Record]) -> str:
+    """The range of the ratios, and in parentheses of those in float32."""
+    text = f"**{_range([record['ratio']['eager'][BOTH] for record in records])}**"
+    in_float32 = _in_float32(records)
+    return f"{text} ({_range(in_float32)})" if in_float32 else text
+
+
+def _in_float32(records: Sequence[Record]) -> list[float]:
+    return [ratio for record in records if (ratio := ratio_in_float32(record, BOTH)) is not None]
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def speed_part(records: Sequence[Record]) -> str:
@@ -127,17 +130,16 @@ def speed_part(records: Sequence[Record]) -> str:
     found = {record["case"]: record for record in records if record["kind"] == "required" and "error" not in record}
     rows: list[list[str]] = []
     for name in IN_SHORT:
-        if (record := found.get(name)) is not None:
-            chosen = next(iter(record["ratio"]["eager"]))
+        if (record := found.get(name)) is not None and (passes := record["ratio"].get("eager")):
+            chosen = next(iter(passes))
             cell = record.get("cell", "lstm").upper()  # records of the first version have none
             what = "a stream, step by step" if chosen == STREAM else f"training, {cell}"
             sizes = (str(record[entry]) for entry in ("hidden_size", "batch_size", "steps"))
-            ratios = record["ratio"]["eager"][chosen], ratio_in_float32(record, chosen)
-            shown = (NONE if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-            rows.append([_place(record), what, *sizes, *shown])
+            ratios = fair_ratio(record, chosen), ratio_in_float32(record, chosen)
+            rows.append([_place(record), what, *sizes, *map(show_ratio, ratios)])
     if not rows:
         return "Nothing has been measured yet."
-    header = ("where", "what", "hidden size", "batch", "steps", "times", "without autocast")
+    header = ("where", "what", "hidden size", "batch", "steps", "ratio", "without autocast")
     return markdown(header, rows)
 
 
@@ -161,8 +163,8 @@ def floors_part(records: Sequence[Record]) -> str:
             gpu.append([case.case, *shown, *times])
         else:
             chosen = next(iter(case.limits["eager"]))
-            ratio = NONE if record is None else f"{record['ratio']['eager'][chosen]:.2f}"
-            cpu.append([case.case, f"{floors.multiply_adds(case):.2f}", ratio])
+            ratio = None if record is None else fair_ratio(record, chosen)
+            cpu.append([case.case, f"{floors.multiply_adds(case):.2f}", show_ratio(ratio)])
     header = ("case", "products, ms", "memory, ms", "chain, ms", "floor, ms", "ours, ms", "ours / floor")
     on_cpu = markdown(("case", "products / torch.nn's", "time / torch.nn's"), cpu)
     return f"On an H200:\n\n{markdown(header, gpu)}\n\nOn a CPU:\n\n{on_cpu}"
@@ -195,7 +197,8 @@ def earlier_part(records: Sequence[Record]) -> str:
 
 def cost_part(records: Sequence[Record]) -> str:
     """What the default memory costs on a CPU, against the length of a sequence."""
-    found = [record for record in records if record["case"].startswith("H-") and "error" not in record]
+    whole = [record for record in records if record["case"].startswith("H-") and "error" not in record]
+    found = [record for record in whole if BOTH in record["ratio"].get("eager", {})]
     if not found:
         return "Nothing has been measured yet."
     names = ("hidden_size", "batch_size", "input_size", "threads")
@@ -212,7 +215,7 @@ def cost_part(records: Sequence[Record]) -> str:
 
 def _times(record: Record, chosen: str) -> list[str]:
     ours, torchs = (fastest(record, "eager", chosen, side)["median"] for side in ("ours", "torch.nn"))
-    return [show_time(ours), show_time(torchs), f"{record['ratio']['eager'][chosen]:.2f}"]
+    return [show_time(ours), show_time(torchs), show_ratio(fair_ratio(record, chosen))]
 
 
 def _about(records: Sequence[Record]) -> str:

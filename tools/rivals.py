@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,16 +17,7 @@ from sab.lab.experiments.selection import is_stale
 from sab.lab.report.figures import MARKERS
 from sab.lab.report.numbers import NONE, NOT_RUN, median
 from sab.plot.drawing import COLOURS, GREY, plain, use_log_scale, use_per_cent
-from tools.groups import (
-    SELECTION_NOTE,
-    SELECTION_SIGN,
-    Group,
-    about,
-    best_selection_run,
-    chosen_group,
-    show,
-    title,
-)
+from tools.groups import Group, about, selection_notes, show, shown_group, title
 from tools.pages import markdown
 
 TIME, LENGTH = "rivals-time.png", "rivals-length.png"
@@ -46,7 +37,8 @@ def page_part(records: Sequence[Record], costs: Sequence[Record]) -> str:
     matched, small = _problems(is_matched=True), _problems(is_matched=False)
     drawn = figures(records, costs)
     parts = [
-        *(f"![{words}](images/{name})" for name, words in _captions(matched).items() if name in drawn),
+        *(f"![{_caption(name, figure, costs)}](images/{name})" for name, figure in drawn.items()),
+        *selection_notes(_labels(figure) for figure in drawn.values()),
         "### Online credit: medians on test data",
         *_medians(small, records),
         *_streams(costs),
@@ -65,17 +57,18 @@ def known(records: Sequence[Record]) -> list[Record]:
     return [one for one in records if one["problem"] in PROBLEMS and one["contender"] in CONTENDERS]
 
 
-def _captions(problems: Sequence[Problem]) -> dict[str, str]:
-    tasks = ", ".join(title(problem) for problem in problems)
-    return {TIME: f"Test metric against training time: {tasks}", LENGTH: "Test metric against the length of the test"}
-
-
 def _contenders(problem: Problem) -> list[Contender]:
     return [CONTENDERS[name] for name in problem.contenders]
 
 
-def _group(problem: Problem, contender: Contender, records: Sequence[Record]) -> Group | None:
-    return chosen_group(problem, {"contender": contender.name}, records)
+def _shown(problem: Problem, contender: Contender, records: Sequence[Record]) -> tuple[Group | None, str]:
+    return shown_group(problem, {"contender": contender.name}, records)
+
+
+def _costs_of(problem: Problem, costs: Sequence[Record]) -> dict[str, Record]:
+    """The record of each contender that has one, by its name."""
+    found = {name: measured.find(list(costs), problem.name, name) for name in problem.contenders}
+    return {name: cost for name, cost in found.items() if cost is not None}
 
 
 def _medians(problems: Sequence[Problem], records: Sequence[Record]) -> list[str]:
@@ -84,16 +77,14 @@ def _medians(problems: Sequence[Problem], records: Sequence[Record]) -> list[str
         [contender.title, *(_median(problem, contender, records) for problem in problems)]
         for contender in _contenders(problems[0])
     ]
-    notes = [SELECTION_NOTE] if any(SELECTION_SIGN in cell for line in lines for cell in line) else []
-    return [markdown(["method", *(title(problem) for problem in problems)], lines), *notes]
+    return [markdown(["method", *(title(problem) for problem in problems)], lines), *selection_notes(lines)]
 
 
 def _median(problem: Problem, contender: Contender, records: Sequence[Record]) -> str:
-    group = _group(problem, contender, records)
-    if group is not None:
-        return f"{show(problem, group.median)} ({len(group.records)})"
-    selected = best_selection_run(problem, {"contender": contender.name}, records)
-    return NOT_RUN if selected is None else f"{show(problem, selected.median)} {SELECTION_SIGN}"
+    group, sign = _shown(problem, contender, records)
+    if group is None:
+        return NOT_RUN
+    return f"{show(problem, group.median)}{sign or f' ({len(group.records)})'}"
 
 
 def _section(problem: Problem, records: Sequence[Record], costs: Sequence[Record]) -> list[str]:
@@ -105,22 +96,25 @@ def _section(problem: Problem, records: Sequence[Record], costs: Sequence[Record
     about_it = f"{headline.label.capitalize()} on test data, {problem.iterations:,} updates on batches of "
     about_it += f"{problem.batch_size}, {size} hidden size {problem.hidden_size}; solved at "
     about_it += f"{headline.show(headline.solved)}."
+    of_problem = _costs_of(problem, costs)
+    if of_problem:
+        about_it += f" *ms an update* and *MiB in training* are those on {_devices(of_problem.values())}."
     lines = []
     for contender in _contenders(problem):
-        group = _group(problem, contender, records)
-        cost = measured.find(list(costs), problem.name, contender.name)
-        lines.append([contender.title, *_numbers(problem, group), *_costs(group, cost)])
+        group, sign = _shown(problem, contender, records)
+        cells = [*_numbers(problem, group, sign), *_costs(group, of_problem.get(contender.name))]
+        lines.append([contender.title, *cells])
     header = ["method", "median", "worst", "solved", *(f"T = {length:,}" for length in problem.other_lengths[-1:])]
     header += ["rate", "parameters", "ms an update", "MiB in training"]
-    return [f"### {title(problem)}", about_it, markdown(header, lines)]
+    return [f"### {title(problem)}", about_it, markdown(header, lines), *selection_notes(lines)]
 
 
-def _numbers(problem: Problem, group: Group | None) -> list[str]:
+def _numbers(problem: Problem, group: Group | None, sign: str) -> list[str]:
     if group is None:
         return [NOT_RUN, *[NONE] * (3 + len(problem.other_lengths[-1:]))]
-    solved = f"{group.solved}/{len(group.records)}"
+    of_seeds = [NONE, NONE] if sign else [show(problem, group.worst), f"{group.solved}/{len(group.records)}"]
     longer = [show(problem, _at_length(group, length)) for length in problem.other_lengths[-1:]]
-    return [show(problem, group.median), show(problem, group.worst), solved, *longer, f"{group.records[0]['rate']:g}"]
+    return [f"{show(problem, group.median)}{sign}", *of_seeds, *longer, f"{group.records[0]['rate']:g}"]
 
 
 def _at_length(group: Group, length: int) -> float | None:
@@ -145,9 +139,10 @@ def _size(count: int | None) -> str:
 def _streams(costs: Sequence[Record]) -> list[str]:
     """The cost of a step of streaming inference."""
     (problem,) = (problem for problem in PROBLEMS.values() if problem.streams)
+    of_problem = _costs_of(problem, costs)
     lines = []
     for contender in _contenders(problem):
-        cost = measured.find(list(costs), problem.name, contender.name)
+        cost = of_problem.get(contender.name)
         stream: Mapping[str, Any] | None = None if cost is None else cost["stream"]
         if stream is None:
             lines.append([contender.title, NOT_RUN, NOT_RUN, NONE])
@@ -161,13 +156,21 @@ def _streams(costs: Sequence[Record]) -> list[str]:
 
 
 def _measured_on(costs: Sequence[Record]) -> list[str]:
-    """Where the costs on the page were measured."""
+    """Where the costs on the page were measured, and at which commits."""
     places: dict[str, None] = {}
     for one in costs:
-        threads = f", torch threads: {one['threads']}" if one["device"].startswith("cpu") else ""
         commit = "" if one["commit"] is None else f", commit {one['commit'][:12]}"
-        places[f"{one['device']}{threads}{commit}"] = None
-    return [f"Costs were measured on {'; '.join(places)}."] if costs else []
+        places[f"{_device(one)}{commit}"] = None
+    return [f"Costs on this page were measured on {'; '.join(places)}."] if costs else []
+
+
+def _device(cost: Record) -> str:
+    threads = f", torch threads: {cost['threads']}" if cost["device"].startswith("cpu") else ""
+    return f"{cost['device']}{threads}"
+
+
+def _devices(costs: Iterable[Record]) -> str:
+    return "; ".join(dict.fromkeys(map(_device, costs)))
 
 
 def _is_stale(record: Record) -> bool:
@@ -184,21 +187,49 @@ def figures(records: Sequence[Record], costs: Sequence[Record]) -> dict[str, Fig
     matched = _problems(is_matched=True)
     times = {problem.name: _times(problem, records, costs) for problem in matched}
     lengths = {problem.name: _lengths(problem, records) for problem in matched if problem.other_lengths}
-    found = {TIME: _panels(times, "training time in s"), LENGTH: _panels(lengths, "length of the test")}
+    found = {
+        TIME: _panels(times, "training time in s, by the measured costs"),
+        LENGTH: _panels(lengths, "length of the test"),
+    }
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-Lines = dict[str, list[tuple[float, float]]]
-"""Points (x, metric) by contender."""
+def _caption(name: str, figure: Figure, costs: Sequence[Record]) -> str:
+    """What a figure shows, by the panels that it has."""
+    panels = [axes.get_title() for axes in figure.axes]
+    words = "Test metric against the length of the test"
+    if name == TIME:
+        drawn = [problem for problem in _problems(is_matched=True) if title(problem) in panels]
+        devices = _devices(cost for problem in drawn for cost in _costs_of(problem, costs).values())
+        words = f"Test metric against training time (updates times the cost of one on {devices})"
+    return f"{words}: {'; '.join(panels)}"
+
+
+def _labels(figure: Figure) -> list[str]:
+    """The names in a figure's legend."""
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+class Line(NamedTuple):
+    """A contender in a panel."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    """x and metric of each."""
+
+
+Lines = dict[str, Line]
+"""By contender."""
 
 
 def _times(problem: Problem, records: Sequence[Record], costs: Sequence[Record]) -> Lines:
     found: Lines = {}
+    of_problem = _costs_of(problem, costs)
     for contender in _contenders(problem):
-        group, cost = _group(problem, contender, records), measured.find(list(costs), problem.name, contender.name)
+        (group, sign), cost = _shown(problem, contender, records), of_problem.get(contender.name)
         if group is not None and cost is not None and group.median is not None:
             seconds = cost["update_milliseconds"] * group.records[-1]["iterations"] / 1e3
-            found[contender.name] = [(seconds, group.median)]
+            found[contender.name] = Line(f"{contender.title}{sign}", [(seconds, group.median)])
     return found
 
 
@@ -206,26 +237,27 @@ def _lengths(problem: Problem, records: Sequence[Record]) -> Lines:
     found: Lines = {}
     length = int(problem.options["length"])
     for contender in _contenders(problem):
-        group = _group(problem, contender, records)
+        group, sign = _shown(problem, contender, records)
         if group is not None:
             values = {length: group.median} | {one: _at_length(group, one) for one in problem.other_lengths}
-            found[contender.name] = [(one, value) for one, value in sorted(values.items()) if value is not None]
+            points = [(one, value) for one, value in sorted(values.items()) if value is not None]
+            found[contender.name] = Line(f"{contender.title}{sign}", points)
     return found
 
 
 def _panels(by_problem: Mapping[str, Lines], x_label: str) -> Figure | None:
     """A panel for each problem that has points; None where none has."""
-    drawn = [(PROBLEMS[name], lines) for name, lines in by_problem.items() if any(lines.values())]
+    drawn = [(PROBLEMS[name], lines) for name, lines in by_problem.items() if any(one.points for one in lines.values())]
     if not drawn:
         return None
     columns = min(len(drawn), MOST_COLUMNS)
-    lines = ceil(len(drawn) / columns)
-    figure = Figure(figsize=(4.2 * max(columns, 2), 3.4 * lines + 1), layout="constrained")  # the legend needs two
-    panels = [figure.add_subplot(lines, columns, place + 1) for place in range(len(drawn))]
-    for axes, (problem, points) in zip(panels, drawn, strict=True):
-        _draw(axes, problem, points)
+    rows = ceil(len(drawn) / columns)
+    figure = Figure(figsize=(4.2 * max(columns, 2), 3.4 * rows + 1), layout="constrained")  # the legend needs two
+    panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawn))]
+    for axes, (problem, lines) in zip(panels, drawn, strict=True):
+        _draw(axes, problem, lines)
         axes.set(title=title(problem), xlabel=x_label, ylabel=problem.make_task().headline.label, xscale="log")
-        found = [x for line in points.values() for x, _ in line]
+        found = [x for line in lines.values() for x, _ in line.points]
         axes.set_xlim(min(found) / 1.6, max(found) * 1.6)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -237,12 +269,12 @@ def _panels(by_problem: Mapping[str, Lines], x_label: str) -> Figure | None:
 
 def _draw(axes: Axes, problem: Problem, lines: Lines) -> None:
     headline = problem.make_task().headline
-    for name, points in lines.items():
+    for name, line in lines.items():
         place = problem.contenders.index(name)
         style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
         style["linestyle"] = "-" if place < len(COLOURS) else "--"
-        x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, linewidth=1.2, label=CONTENDERS[name].title, **style)
+        x, y = zip(*line.points, strict=True) if line.points else ((), ())
+        axes.plot(x, y, linewidth=1.2, label=line.label, **style)
     axes.axhline(headline.chance, color=GREY, linestyle=":", linewidth=1.5, label="chance")
     if headline.spec.endswith("%"):
         use_per_cent(axes)

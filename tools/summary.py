@@ -6,30 +6,36 @@ from collections.abc import Iterator, Sequence
 
 from sab.lab.experiments.records import Record
 from sab.lab.experiments.rivals import CONTENDERS, PROBLEMS
-from sab.lab.experiments.tables import ROWS, Row
+from sab.lab.experiments.tables import FULL_BUDGET, ITERATIONS, ROWS, Row
 from sab.lab.report.numbers import NONE, NOT_RUN, ByRow, mark, notes_on, show, show_median, verdict_word
 from sab.lab.report.tables import PAPERS_TABLES, heading, summary_of
 from sab.lab.tasks import TASKS
-from tools.groups import SELECTION_NOTE, SELECTION_SIGN, best_selection_run, chosen_group
+from tools.groups import selection_notes, shown_group
 from tools.pages import markdown
 from tools.rivals import known
 
-HEADER = ["task", "SAB (seeds)", "paper's SAB", "verdict", "truncated", "full BPTT", "best rival"]
+HEADER = ["task", "SAB", "paper's SAB", "verdict", "truncated", "full BPTT", "best rival"]
 UNITS = {"accuracy_last10": "%", "accuracy": "%", "mse": "error", "bits_per_character": "bits"}
+BUDGET_SIGN = "¶"
+BUDGET_NOTE = (
+    f"{BUDGET_SIGN} With the paper's {FULL_BUDGET:,} iterations; the other LSTMs on copying and adding have at most "
+    f"{ITERATIONS:,}."
+)
 NOTE = (
-    "Medians on test data: accuracy in per cent (copying: on the last 10), mean squared error, bits per character. "
-    "*SAB* is the paper's best setting of each table as we train it; in a text every window begins with an empty "
-    "memory. *Truncated* and *full BPTT* are the best LSTMs here without a memory, in the paper's training or in ours. "
-    "*Best rival* is the best other method of the rivals' table, where all have equal parameters and another training "
-    "(– where that table has no such task)."
+    "Medians on test data, with the number of seeds: accuracy in per cent (copying: on the last 10), mean squared "
+    "error, bits per character. *SAB* is the paper's best setting of each table as we train it; in a text every window "
+    "begins with an empty memory. *Truncated* and *full BPTT* are the best LSTMs here without a memory, in the paper's "
+    "training or in ours. "
+    "*Best rival* is the best of the methods run so far in the rivals' table, SAB left out (– where that table has no "
+    "such task). There all have equally many parameters, and one training of their own; its LSTM is full BPTT."
 )
 
 
 def part(by_row: ByRow, rivals: Sequence[Record]) -> str:
     """The table with its note, from the records of the paper's rows and of the rivals' table."""
     lines = [_line(title, rows, by_row, known(rivals)) for title, rows in tables(by_row)]
-    selected = [SELECTION_NOTE] if any(SELECTION_SIGN in cell for line in lines for cell in line) else []
-    return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines), *selected])}"
+    budget = [BUDGET_NOTE] if any(BUDGET_SIGN in cell for line in lines for cell in line) else []
+    return f"{markdown(HEADER, lines)}\n\n{' '.join([NOTE, *notes_on(lines), *budget, *selection_notes(lines)])}"
 
 
 def sentence(by_row: ByRow) -> str:
@@ -59,17 +65,18 @@ def _line(title: str, rows: list[Row], by_row: ByRow, rivals: Sequence[Record]) 
     others = [_value(found.truncated, by_row), _value(found.full, by_row), _best_rival(rows[0], rivals)]
     if found.sab is None:
         return [name, NOT_RUN, NONE, NONE, *others]
-    records = by_row[found.sab.id]
-    older = max((mark(found.sab, record) for record in records), key=len)
-    here = f"{_value(found.sab, by_row)} ({len(records)}){older}"
-    return [name, here, found.sab.paper[found.sab.judged], verdict_word(found.sab, records), *others]
+    verdict = verdict_word(found.sab, by_row[found.sab.id])
+    return [name, _value(found.sab, by_row), found.sab.paper[found.sab.judged], verdict, *others]
 
 
 def _value(row: Row | None, by_row: ByRow) -> str:
+    """A row's median with the number of seeds, and the signs of what is special about it."""
     if row is None:
         return NOT_RUN
-    headline = TASKS[row.task].headline
-    return show_median(by_row[row.id], headline.metric, headline.higher_is_better)
+    headline, records = TASKS[row.task].headline, by_row[row.id]
+    value = show_median(records, headline.metric, headline.higher_is_better)
+    older = max((mark(row, record) for record in records), key=len)
+    return f"{value} ({len(records)}){older}{f' {BUDGET_SIGN}' * row.is_full_budget}"
 
 
 def _best_rival(row: Row, rivals: Sequence[Record]) -> str:
@@ -78,15 +85,12 @@ def _best_rival(row: Row, rivals: Sequence[Record]) -> str:
     if problem is None or not problem.is_matched:
         return NONE
     headline = TASKS[row.task].headline
-    medians: dict[str, float] = {}
-    for name in problem.contenders:
-        contender = {"contender": name}
-        group, sign = chosen_group(problem, contender, rivals), ""
-        if group is None:
-            group, sign = best_selection_run(problem, contender, rivals), f" {SELECTION_SIGN}"
-        if CONTENDERS[name].is_rival and group is not None and group.median is not None:
-            medians[f"{CONTENDERS[name].title}{sign}"] = group.median
-    if not medians:
+    found: list[tuple[float, str]] = []  # medians and their cells
+    for contender in (CONTENDERS[name] for name in problem.contenders if CONTENDERS[name].is_rival):
+        group, sign = shown_group(problem, {"contender": contender.name}, rivals)
+        if group is not None and group.median is not None:
+            count = sign or f" ({len(group.records)})"
+            found.append((group.median, f"{show(headline.metric, group.median)}{count} {contender.title}"))
+    if not found:
         return NOT_RUN
-    best = (max if headline.higher_is_better else min)(medians, key=lambda title: medians[title])
-    return f"{show(headline.metric, medians[best])} {best}"
+    return (max if headline.higher_is_better else min)(found, key=lambda one: one[0])[1]

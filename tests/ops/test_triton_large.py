@@ -509,5 +509,5 @@ def test_what_saved_tensor_hooks_keep_is_not_written_over(monkeypatch: pytest.Mo
         output = layer(randn(3, 2, 2))[0]
     output.sum().backward()
     assert kept
-    for tensor, before in kept:  # bits: what nothing has been written to may be NaN
+    for tensor, before in kept:  # bit by bit: memory that nothing wrote may hold NaN, which equals nothing
         assert torch.equal(*(one.flatten().view(torch.uint8) for one in (tensor, before)))

@@ -7,21 +7,28 @@ from typing import Any
 
 import pytest
 
-from sab.lab.experiments.bench import CASES
+from sab.lab.experiments.bench import CASES, compared
+from sab.lab.experiments.timing import BOTH
 from sab.lab.report.performance import _upgraded, load
 from tests.lab.report.test_performance import first_version, record, sweep
 from tools import floors
 from tools.pages import ROOT, with_part
-from tools.performance import IN_A_SENTENCE, cost_part, earlier_part, floors_part, latency_part, page_part, speed_part
+from tools.performance import IN_A_LIST, cost_part, earlier_part, floors_part, latency_part, page_part, speed_part
+
+
+def without(made: dict[str, Any], name: str) -> dict[str, Any]:
+    """A record without the times of one contender."""
+    times = {one: ways for one, ways in made["milliseconds"].items() if one != name}
+    return {**made, "milliseconds": times, **compared(times, {}), "memory_ratio": made["memory_ratio"]}
 
 
 def test_the_page() -> None:
     told = page_part([record(), record("G", error="it broke", device="cpu (x)"), *sweep()[1:]]).replace("\u00a0", " ")
     assert page_part([]) == "Nothing has been measured yet."
-    assert "| A | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.3 | 1.50 ≤ 1.5 | 0.75, 1.25 |" in told
-    assert "| A, forward | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.2 | – | – |" in told
+    assert "| A | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.3 | 0.75 | 1.50 ≤ 1.5 | 0.75, 1.25 |" in told
+    assert "| A, forward | 128 | 64 | 320 | 3.00 | 2.00 | 1.50 > 1.2 | 0.75 | – | – |" in told
+    assert "| B | 128 | 64 | 784 | 7.84 | 2.00 | 3.92 > 1.3 | 1.96 | " in told
     assert "- G  n=1000 B=32 T=100: failed: it broke" in told
-    assert "With both sides in float32, as without autocast: GPU: A 0.75; A, forward 0.75; B 1.96; " in told
     assert "(images/time-of-a-step.png)" in told
     assert "images" not in page_part([record("G")])
     for line in told.splitlines():
@@ -35,7 +42,7 @@ def test_what_the_first_version_measured() -> None:
     context["milliseconds"]["reference"] = {"eager": {"forward+backward": {"median": 180.0, "min": 170.0}}}
     old = [_upgraded(one) or {} for one in (first_version(), context)]
     told = earlier_part([record(), *old])
-    assert "| A, mlp bfloat16 | 128 | 64 | 320 | 3.00 | 3.00 | 1.00 ≤ 1.5 | – | 1.25 |" in told
+    assert "| A, mlp bfloat16 | 128 | 64 | 320 | 3.00 | 3.00 | 1.00 ≤ 1.5 | – | – | 1.25 |" in told
     assert "| A | mlp | 320 | 180 | 3.00 | 60.0 |" in told
     assert earlier_part([record()]) == "Nothing has been measured yet."
 
@@ -50,16 +57,50 @@ def test_the_readme_has_some_of_the_cases() -> None:
     assert speed_part([]) == "Nothing has been measured yet."
 
 
-def test_the_costs_in_a_sentence() -> None:
+def test_the_readme_has_no_number_where_none_is_fair() -> None:
+    half_alone, disturbed = without(record(), "nn.LSTM float32"), record("C")
+    disturbed["milliseconds"]["nn.LSTM autocast"]["eager"][BOTH]["min"] = 1.0
+    assert [line.split(" | ")[5:] for line in speed_part([half_alone, disturbed]).splitlines()[2:]] == [
+        ["1.50", "– |"],
+        ["–", "0.75 |"],
+    ]
+
+
+def test_the_costs_on_each_device() -> None:
     found = [record(ours=4.0), record("C"), record("E-4000", ours=6.0), record("GRU", cell="gru", ours=99.0)]
     found += [record("packed", ours=99.0), record("E-4000-affine", scorer="affine", ours=99.0)]
-    assert latency_part([*found, record("F", device="cpu (x)", ours=5.0)]) == (
-        "A training step with default options takes **1.5 to 2.0 times as long as `nn.LSTM`'s** on GPU "
-        "(up to 320 steps; 3.0 for 4,000), **2.5 to 2.5 times** on 2 CPU threads (up to 120 steps), each side in its "
-        "faster precision. Without autocast, both in float32, it takes **0.8 to 1.0 times** on GPU (up to 320 steps; "
-        "1.5 for 4,000), **1.2 to 1.2 times** on 2 CPU threads (up to 120 steps)."
+    assert latency_part([*found, record("F", device="cpu (x)", ours=5.0)]).splitlines() == [
+        "A training step with default options takes this many times as long as `nn.LSTM`'s:",
+        "",
+        "- GPU: **1.5 to 2.0** (0.8 to 1.0) up to 320 steps, **3.0** (1.5) at 4,000.",
+        "- 2 CPU threads: **2.5** (1.2) up to 120 steps.",
+        "",
+        "Each side has its faster precision, bfloat16 autocast or float32. In parentheses both are in float32, as "
+        "without autocast.",
+    ]
+    assert latency_part([record("E-4000")]) == latency_part([]) == "Nothing has been measured yet."
+
+
+def test_the_costs_without_float32() -> None:
+    half_alone = without(record(), "ours float32")
+    told = latency_part([half_alone, record("F", device="cpu (x)")]).splitlines()
+    assert told[2:4] == ["- GPU: **3.0** up to 320 steps.", "- 2 CPU threads: **1.5** (0.8) up to 120 steps."]
+    told = latency_part([half_alone]).splitlines()
+    assert told[-1] == "Each side has its faster precision, bfloat16 autocast or float32."
+
+
+def test_a_record_with_times_of_a_graph_alone() -> None:
+    alone = record()
+    for ways in alone["milliseconds"].values():
+        del ways["eager"]
+    del alone["ratio"]["eager"]
+    assert "| A | 128 | 64 | 320 | 1.50 | 1.00 | – | – | 1.50 ≤ 1.5 | 0.75, 1.25 |" in page_part([alone]).replace(
+        "\u00a0", " "
     )
-    assert latency_part([]) == "Nothing has been measured yet."
+    assert speed_part([alone]) == latency_part([alone]) == "Nothing has been measured yet."
+    on_cpu = {**alone, "case": "F"}, {**alone, "case": "H-200"}
+    assert "| F | 1.81 | – |" in floors_part(on_cpu)
+    assert cost_part(on_cpu) == "Nothing has been measured yet."
 
 
 def test_every_case_has_a_floor() -> None:
@@ -113,7 +154,7 @@ def test_the_cost_against_the_length() -> None:
         ("engine-appendix.md", "earlier", earlier_part),
         ("from-torch.md", "cost", cost_part),
         ("../README.md", "speed", speed_part),
-        *((page, "latency", latency_part) for page in IN_A_SENTENCE),
+        *((page, "latency", latency_part) for page in IN_A_LIST),
     ],
 )
 def test_a_page_is_up_to_date_with_the_committed_records(page: str, name: str, part: Any) -> None:

@@ -122,7 +122,7 @@ def test_the_summary() -> None:
         record("text8-sab-5-5-ours", value=1.9, part="prefix"),
     )
     text = summary.part(made, [])
-    assert "| Copying T = 100, % | 100.0 (1) | 100.0 | reached | 30.0 | not run | – |" in text
+    assert "| Copying T = 100, % | 100.0 (1) | 100.0 | reached | 30.0 (1) | not run | – |" in text
     assert "| Copying T = 300, % | not run | – | – | not run | not run | not run |" in text
     assert "| text8 prefix, bits | 1.900 (1) | 1.53 | missed | not run | not run | – |" in text
     assert summary_of([row for row in ROWS.values() if row.length == 100], made).reached == "1 of 2"
@@ -138,14 +138,16 @@ def test_the_best_rival_is_no_sab_and_at_its_chosen_rate() -> None:
         for seed in (SELECTION_SEED, 0, 1)
     ]
     made += [rival_record(problem, "gru", 2e-3, 0, None, 0.99), rival_record(problem, "chrono", 8e-3, 0, 0.9, 0.95)]
-    assert "| not run | not run | 80.0 LSTM, full self-attention |" in summary.part({}, made)
+    assert "| not run | not run | 80.0 (2) LSTM, full self-attention |" in summary.part({}, made)
     errors = {"lstm": 0.01, "mamba": 0.002}
     adding = [
         rival_record(PROBLEMS["adding-400"], name, 2e-3, seed, value, value)
         for name, value in errors.items()
         for seed in (SELECTION_SEED, 0)
     ]
-    assert "| Adding T = 400, error | not run | – | – | not run | not run | 0.00200 Mamba |" in summary.part({}, adding)
+    assert "| Adding T = 400, error | not run | – | – | not run | not run | 0.00200 (1) Mamba |" in summary.part(
+        {}, adding
+    )
 
 
 def test_a_rival_whose_rates_alone_were_tried_counts_with_a_sign() -> None:
@@ -156,12 +158,14 @@ def test_a_rival_whose_rates_alone_were_tried_counts_with_a_sign() -> None:
         for rate, value in zip(problem.rates, (0.5, 0.9, 0.6), strict=True)
     ]
     text = summary.part({}, [*made, *tried])
-    assert f"| not run | not run | 80.0 Transformer, rotary {SELECTION_SIGN} |" in text
-    assert SELECTION_NOTE in text
-    assert f"| Transformer, rotary | 80.0% {SELECTION_SIGN} | not run |" in rivals.overview([*made, *tried])
+    assert f"| not run | not run | 80.0 {SELECTION_SIGN} Transformer, rotary |" in text
+    assert text.endswith(f" {SELECTION_NOTE}")
+    overview = rivals.overview([*made, *tried])
+    assert f"| Transformer, rotary | 80.0% {SELECTION_SIGN} | not run |" in overview
+    assert overview.endswith(f"\n\n{SELECTION_NOTE}")
     for some in ([*made, *tried[:2]], [*made, *tried, rival_record(problem, "transformer", 2e-3, 0, 0.2, 0.2)]):
-        assert SELECTION_SIGN not in summary.part({}, some)
-        assert "30.0 LSTM |" in summary.part({}, some)
+        assert SELECTION_SIGN not in summary.part({}, some) + rivals.overview(some)
+        assert "30.0 (1) LSTM |" in summary.part({}, some)
 
 
 def test_the_best_lstms_count_every_budget_and_start() -> None:
@@ -173,7 +177,12 @@ def test_the_best_lstms_count_every_budget_and_start() -> None:
         "tbptt-5-full-budget": 0.3,
     }
     made = by_row(*(record(f"copying-100-{row}", value=value) for row, value in values.items()))
-    assert "| Copying T = 100, % | not run | – | – | 30.0 | 90.0 | – |" in summary.part(made, [])
+    text, sign = summary.part(made, []), summary.BUDGET_SIGN
+    assert f"| Copying T = 100, % | not run | – | – | 30.0 (1) {sign} | 90.0 (1) {sign} | – |" in text
+    assert f" {sign} With the paper's 200,000 iterations" in text
+    few = by_row(record("copying-100-bptt", value=0.2), record("copying-100-tbptt-5", value=0.3))
+    assert "| 30.0 (1) | 20.0 (1) | – |" in summary.part(few, [])
+    assert sign not in summary.part(few, [])
 
 
 def test_the_distance_that_is_closed() -> None:
@@ -190,10 +199,14 @@ def test_the_distance_that_is_closed() -> None:
     assert "| Copying T = 100 | 20.0 | 100.0 | 60.0 | 200 % | 102 % |" in text
     assert "| Penn Treebank, fresh | 1.500 | 1.450 | 1.300 | 25 % | 67 % |" in text
     assert "| Penn Treebank, carried | 1.500 | 1.450 | 1.300 | 25 % | 67 % |" in text
-    assert "| Penn Treebank, trained carried | not run | not run | not run | – | – |" in text
-    carried = {"ptb-carried-tbptt-5": 1.4, "ptb-carried-sab-5-10": 1.35, "ptb-carried-bptt": 1.3}
-    text_of_carried = distance.part(by_row(*(record(f"{row}-ours", value=value) for row, value in carried.items())))
-    assert "| Penn Treebank, trained carried | 1.400 | 1.350 | 1.300 | 50 % | – |" in text_of_carried
+    assert "| Penn Treebank, carried, better training | 1.500 | 1.450 | 1.300 | 25 % | – |" in text
+    carried = {"ptb-carried-tbptt-5": 1.4, "ptb-carried-sab-5-10": 1.3, "ptb-carried-bptt": 1.4}
+    trained_carried = [record(f"{row}-ours", value=value) for row, value in carried.items()]
+    for records, line in (
+        (trained_carried, "1.400 | 1.300 | 1.400 | full is not better"),
+        ([*trained_carried, *(one for ones in made.values() for one in ones)], "1.400 | 1.300 | 1.300 | 100 %"),
+    ):
+        assert f"| Penn Treebank, carried, better training | {line} | – |" in distance.part(by_row(*records))
     assert "| Pixel-by-pixel MNIST | 50.00 | 60.00 | 40.00 | full is not better | – |" in text
     assert "| Adding T = 200 | not run | 0.00001 | not run | – | 67 % |" in text
     assert "†" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from sab.lab.training.evaluation import predict_on
 from tests.lab.experiments.conftest import replaced
 from tests.lab.report.made_up import rival_cost as cost
 from tests.lab.report.made_up import rival_record as made
+from tools.groups import SELECTION_NOTE, SELECTION_SIGN
 from tools.pages import ROOT, with_part
 from tools.rivals import LENGTH, TIME, figures, overview, page_part
 
@@ -226,7 +228,7 @@ def test_an_empty_page_says_that_nothing_was_run() -> None:
     assert figures([], []) == {}
 
 
-def test_the_page_reports_the_chosen_rate_and_never_the_selection_seed() -> None:
+def test_the_page_reports_the_chosen_rate_and_no_selection_run_where_other_seeds_were_run() -> None:
     chosen = [made(COPYING, "lstm", 2e-3, seed, 0.5, value) for seed, value in ((0, 0.5), (1, 1.0))]
     others = [
         made(COPYING, "lstm", rate, SELECTION_SEED, valid, 0.1)
@@ -238,6 +240,26 @@ def test_the_page_reports_the_chosen_rate_and_never_the_selection_seed() -> None
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["LSTM", "75.0%", "50.0%", "1/2", "75.0%", "0.002", "9", "2.50", "3.0"]
     assert "| LSTM | 75.0% (2) |" in overview(records)
+    assert SELECTION_SIGN not in page
+    assert " *ms an update* and *MiB in training* are those on cpu, torch threads: 1." in page
+
+
+def test_a_selection_run_stands_with_a_sign_where_no_other_seed_was_run() -> None:
+    tried = [
+        made(COPYING, "lstm", rate, SELECTION_SEED, valid, valid - 0.25)
+        for rate, valid in zip(RATES, (0.25, 1.0, 0.5), strict=True)
+    ]
+    for records, sign, cells in (
+        (tried, SELECTION_SIGN, "75.0% § | – | – | 75.0% | 0.002 | 9 | not run | not run"),
+        ([*tried, made(COPYING, "lstm", 2e-3, 0, 0.5, 0.5)], "", "50.0% | 50.0% | 0/1 | 50.0% | 0.002 | 9 | not run"),
+        (tried[1:], "", "not run | – | – | – | – | – | not run"),  # the rate is not chosen yet
+    ):
+        page = page_part(records, [])
+        assert f"| LSTM | {cells} |" in page
+        drawn = figures(records, [])
+        assert page.count(SELECTION_NOTE) == (2 if sign else 0), "under the figures and under the table"
+        labels = [str(line.get_label()) for figure in drawn.values() for line in figure.axes[0].lines]
+        assert labels == ([] if records == tried[1:] else [f"LSTM {sign}".strip(), "chance"])
 
 
 def test_figures() -> None:
@@ -257,6 +279,16 @@ def test_figures() -> None:
 
     assert lines(drawn[TIME]) == {"SAB, LSTM": [(0.01, 0.75)], "LRU": [(0.02, 0.5)]}
     assert lines(drawn[LENGTH])["SAB, LSTM"] == [(2, 0.75), (3, 0.5), (5, 0.5)]
+
+
+def test_a_caption_names_the_panels_that_are_drawn_and_the_device_of_the_costs() -> None:
+    longer = replace(COPYING, name="copying-4", options={"length": 4}, streams=False)
+    with replaced(PROBLEMS, COPYING, longer, ONLINE_COPYING):
+        records = [made(one, "lru", 2e-3, seed, 0.5, 0.5) for one in (COPYING, longer) for seed in (0, SELECTION_SEED)]
+        page = page_part(records, [cost("copying-2", "lru"), cost("copying-1", "uoro", device="cuda (GPU)")])
+    (time, length) = re.findall(r"!\[(.*)\]", page)
+    assert time.endswith("(updates times the cost of one on cpu, torch threads: 1): Copying, T = 2")
+    assert length.endswith(": Copying, T = 2; Copying, T = 4")
 
 
 # Mistakes

@@ -61,14 +61,14 @@ def save(path: Path, records: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize(
     ("ours", "lines"),
     [
-        (2.4, [["A", "2.40", "2.00", "1.20 ≤ 1.3", "1.20 ≤ 1.5"], ["A, forward", "2.40", "2.00", "1.20 ≤ 1.2", "–"]]),
-        (2.8, [["A", "2.80", "2.00", "1.40 > 1.3", "1.40 ≤ 1.5"], ["A, forward", "2.80", "2.00", "1.40 > 1.2", "–"]]),
+        (2.4, [["A", "1.20 ≤ 1.3", "0.60", "1.20 ≤ 1.5"], ["A, forward", "1.20 ≤ 1.2", "0.60", "–"]]),
+        (2.8, [["A", "1.40 > 1.3", "0.70", "1.40 ≤ 1.5"], ["A, forward", "1.40 > 1.2", "0.70", "–"]]),
     ],
 )
 def test_a_line_for_each_pass(ours: float, lines: list[list[str]]) -> None:
     found = performance.lines(record(ours=ours))
-    assert [[line[0], *line[4:8]] for line in found] == lines
-    assert [line[1:4] for line in found] == [["128", "64", "320"]] * 2
+    assert [[line[0], *line[6:9]] for line in found] == lines
+    assert [line[1:6] for line in found] == [["128", "64", "320", f"{ours:.2f}", "2.00"]] * 2
     assert [line[-1] for line in found] == ["0.75, 1.25", "–"]
     assert all(len(line) == len(performance.HEADER) for line in found)
     assert performance.lines(record(error="it broke"))[0][:5] == ["A", "128", "64", "320", "failed"]
@@ -106,6 +106,9 @@ def test_what_something_else_disturbed_is_not_judged() -> None:
     assert performance.lines(one)[0][6] == "1.00 disturbed"
     assert [verdict.ratio for verdict in performance.verdicts([one])] == [{"graph": 1.0}]
     assert performance.summary([one])[1].startswith("Something disturbed B: a median is above 1.5 times the fastest")
+    assert performance.fair_ratio(one, timing.BOTH) is None
+    assert performance.fair_ratio(one, timing.BOTH, "graph") == 1.0
+    assert performance.fair_ratio(one, timing.FORWARD) is None, "not measured"
 
 
 # The first version's records
@@ -126,7 +129,7 @@ def test_records_of_the_first_version(tmp_path: Path) -> None:
         *[("T", "sweep")] * 2,
     ]
     assert performance.lines(found[1])[0] == [
-        *["A, mlp bfloat16", "128", "64", "320", "3.00", "3.00", "1.00 ≤ 1.5", "–", "1.25"]
+        *["A, mlp bfloat16", "128", "64", "320", "3.00", "3.00", "1.00 ≤ 1.5", "–", "–", "1.25"]
     ]
     assert performance.speedup(found[2]) == (180.0, 3.0, 60.0)
     assert performance.swept_records(found, "T") == found[3:]
@@ -187,7 +190,7 @@ def test_no_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 # Showing
 
 
-def test_the_table_of_a_terminal_leaves_out_empty_columns() -> None:
+def test_the_table_of_a_terminal_leaves_out_float32_and_empty_columns() -> None:
     cpu = record("G", memory_ratio={})
     headers = [str(column.header) for column in performance.table([cpu]).columns]
     assert headers == ["case", "n", "B", "T", "ours, ms", "torch.nn, ms", "ratio"]
@@ -201,3 +204,14 @@ def test_a_ratio_in_float32_compares_float32_on_both_sides() -> None:
     half_alone = record()
     del half_alone["milliseconds"]["nn.LSTM float32"]
     assert performance.ratio_in_float32(half_alone, timing.BOTH) is None
+
+
+@pytest.mark.parametrize("side", ["ours float32", "nn.LSTM float32"])
+def test_a_ratio_in_float32_is_of_sides_that_nothing_disturbed(side: str) -> None:
+    one = record()
+    one["milliseconds"][side]["eager"][timing.BOTH]["min"] /= 1.4
+    assert performance.ratio_in_float32(one, timing.BOTH) == 0.75
+    one["milliseconds"][side]["eager"][timing.BOTH]["min"] /= 1.4
+    assert performance.ratio_in_float32(one, timing.BOTH) is None
+    assert performance.ratio_in_float32(one, timing.FORWARD) == 0.75
+    assert [line[7] for line in performance.lines(one)] == ["–", "0.75"]

@@ -16,6 +16,7 @@ from sab.errors import UserValueError
 from sab.lab import cli
 from sab.lab.models import ModelConfig, SequenceModel
 from sab.lab.rivals import ONLINE, RIVALS, RivalState
+from sab.lab.rivals.base import load
 from sab.lab.rivals.packages import slstm_step
 from sab.lab.rivals.recurrent import scan
 from sab.lab.tasks import TASKS, Copying
@@ -160,7 +161,10 @@ TINY_TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("xlstm") is None, reason="needs xlstm, extra `rivals`")
+needs_xlstm = pytest.mark.skipif(importlib.util.find_spec("xlstm") is None, reason="needs xlstm, extra `rivals`")
+
+
+@needs_xlstm
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_step_of_an_slstm_is_the_packages_own(is_first: bool) -> None:
     packages_own = importlib.import_module("xlstm.blocks.slstm.src.vanilla.slstm").slstm_forward_pointwise
@@ -175,6 +179,20 @@ def test_a_step_of_an_slstm_is_the_packages_own(is_first: bool) -> None:
         found.append([*made, *torch.autograd.grad(total, given)])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs)
+
+
+@needs_xlstm
+def test_xlstm_reads_no_value_of_the_device() -> None:
+    """On `meta` there is none; the package's own step reads one, and stays as it is for other models."""
+    with torch.device("meta"):
+        model = make_model("xlstm")
+        outputs = model(torch.empty(STEPS, 2, 3))[0]
+        outputs.sum().backward()
+        state = model(torch.empty(1, 2, 3), model.first_state())[1]
+        model(torch.empty(1, 2, 3), state)
+    assert outputs.is_meta
+    registry = importlib.import_module("xlstm.blocks.slstm.src.vanilla").slstm_pointwise_function_registry
+    assert slstm_step not in registry.values()
 
 
 @pytest.mark.usefixtures("tiny_data")
@@ -270,6 +288,15 @@ def test_a_missing_package_is_one_sentence(
     out = str(tmp_path / "run")
     assert cli.main(["train", "copying", "--method", "mamba", "--iterations", "1", "--out", out]) == 2
     assert "sab: mambapy is missing; install the extra 'rivals': pip install" in capsys.readouterr().err
+
+
+def test_a_package_makes_its_constants_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is imported while a model is built that has no values."""
+    (tmp_path / "package_with_a_constant.py").write_text("import torch\nCONSTANT = torch.ones(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with torch.device("meta"):
+        package = load("package_with_a_constant")
+    assert package.CONSTANT.tolist() == [1, 1]
 
 
 def test_no_attention_of_a_model_without_a_memory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,8 @@ from sab.lab.report.numbers import NONE
 from sab.lab.stored import first_mismatch, read_json_lines
 
 Record = dict[str, Any]
-HEADER = ("case", "n", "B", "T", "ours, ms", "torch.nn, ms", "ratio", "from a graph", "memory")
+IN_FLOAT32 = "float32"
+HEADER = ("case", "n", "B", "T", "ours, ms", "torch.nn, ms", "ratio", IN_FLOAT32, "from a graph", "memory")
 KINDS = ("required", "earlier", "context", "sweep")
 """`required` are the rows that `sab bench` measures. Records of its first version may be of other memories (`earlier`),
 have the reference backend beside (`context`), or belong to a sweep of their own (`sweep`)."""
@@ -168,18 +169,26 @@ def fastest(record: Record, way: str, chosen: str, side: str) -> dict[str, float
     return min(found, key=lambda times: times["median"])
 
 
+def fair_ratio(record: Record, chosen: str, way: str = "eager") -> float | None:
+    """Our time over torch.nn's, each side in its faster precision; None if it was not measured or was disturbed."""
+    ratio = record["ratio"].get(way, {}).get(chosen)
+    return None if ratio is None or is_disturbed(record, way, chosen) else ratio
+
+
 def ratio_in_float32(record: Record, chosen: str) -> float | None:
     """Our time over torch.nn's in eager mode, both in float32 as without autocast; TF32 as PyTorch allows it.
 
-    None where a side was not measured so.
+    None if a side was not measured so or was disturbed.
     """
     is_ours = OURS.format("")
-    medians = {
-        _side(name, is_ours, record): ways["eager"][chosen]["median"]
+    sides = {
+        _side(name, is_ours, record): ways["eager"][chosen]
         for name, ways in record["milliseconds"].items()
         if name.endswith("float32") and chosen in ways.get("eager", {})
     }
-    return medians["ours"] / medians["torch.nn"] if medians.keys() == {"ours", "torch.nn"} else None
+    if sides.keys() != {"ours", "torch.nn"} or any(_is_slowed(times) for times in sides.values()):
+        return None
+    return sides["ours"]["median"] / sides["torch.nn"]["median"]
 
 
 def _side(name: str, is_ours: str, record: Record) -> str:
@@ -201,8 +210,11 @@ def speedup(record: Record) -> tuple[float, float, float]:
 
 def is_disturbed(record: Record, way: str, chosen: str) -> bool:
     """Whether a median is so far above the fastest call that something else must have kept the device busy."""
-    sides = (fastest(record, way, chosen, side) for side in ("ours", "torch.nn"))
-    return any(times["median"] > DISTURBED * times["min"] for times in sides)
+    return any(_is_slowed(fastest(record, way, chosen, side)) for side in ("ours", "torch.nn"))
+
+
+def _is_slowed(times: Mapping[str, float]) -> bool:
+    return times["median"] > DISTURBED * times["min"]
 
 
 # Targets
@@ -220,7 +232,7 @@ def _judged(record: Record) -> Iterator[tuple[str, str]]:
     """The pass and the way of what has a target and a fair measurement."""
     for way, passes in record["targets"].items():
         for chosen in passes:
-            if chosen in record.get("ratio", {}).get(way, {}) and not is_disturbed(record, way, chosen):
+            if fair_ratio(record, chosen, way) is not None:
                 yield chosen, way
 
 
@@ -306,7 +318,9 @@ def lines(record: Record, *, judged: bool = False) -> list[list[str]]:
             _label(record, chosen),
             *sizes,
             *_times(record, chosen),
-            *(_ratio(record, way, chosen) for way in WAYS),
+            _ratio(record, "eager", chosen),
+            show_ratio(ratio_in_float32(record, chosen)),
+            _ratio(record, "graph", chosen),
             memory if chosen == BOTH else NONE,
         ]
         for chosen in passes
@@ -339,6 +353,10 @@ def show_time(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
+def show_ratio(ratio: float | None) -> str:
+    return NONE if ratio is None else f"{ratio:.2f}"
+
+
 def line(record: Record) -> str:
     """A record in one line."""
     label = f"{record['case']}  n={record['hidden_size']} B={record['batch_size']} T={record['steps']}"
@@ -359,9 +377,13 @@ def line(record: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> Table:
-    """The required records, for a terminal; a column that would be empty is left out."""
+    """The required records, for a terminal, without the column for float32 and without empty ones."""
     rows = [one for record in records if record["kind"] == "required" for one in lines(record)]
-    shown = [place for place in range(len(HEADER)) if place < 7 or any(row[place] != NONE for row in rows)]
+    shown = [
+        place
+        for place, name in enumerate(HEADER)
+        if name != IN_FLOAT32 and (place < 7 or any(row[place] != NONE for row in rows))
+    ]
     made = Table(title="this layer / torch.nn's with full backpropagation = ratio, and its target")
     for place in shown:
         made.add_column(HEADER[place], justify="left" if place == 0 else "right", no_wrap=True)

@@ -83,7 +83,9 @@ class Backbone(nn.Module, ABC):
 def load(module: str) -> Any:
     """A module of an optional package; a sentence tells which extra is missing."""
     require(module.partition(".")[0])
-    with warnings.catch_warnings(), torch.device("cpu"):  # not that of a model that only counts its parameters
+    # on the CPU even while a model is built on `meta` to count its parameters: a package may make constants when it is
+    # imported
+    with warnings.catch_warnings(), torch.device("cpu"):
         warnings.simplefilter("ignore")  # of the package's own use of torch
         return importlib.import_module(module)
 

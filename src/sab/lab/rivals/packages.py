@@ -82,7 +82,6 @@ class XLSTM(Backbone):
 
     def __init__(self, sizes: Sizes):
         package = load("xlstm")
-        load("xlstm.blocks.slstm.src.vanilla").slstm_pointwise_function_registry["slstm"] = slstm_step
         rounded = {"round_proj_up_to_multiple_of": 2 * XLSTM_HEADS}
         matrix = package.mLSTMLayerConfig(num_heads=XLSTM_HEADS, **rounded)
         scalar = package.sLSTMLayerConfig(num_heads=XLSTM_HEADS, backend="vanilla")
@@ -96,7 +95,10 @@ class XLSTM(Backbone):
             embedding_dim=sizes.hidden_size,
             slstm_at=list(range(1, sizes.num_layers, 2)),
         )
-        super().__init__(sizes, package.xLSTMBlockStack(config))
+        stack = package.xLSTMBlockStack(config)
+        for number in config.slstm_at:
+            stack.blocks[number].xlstm.slstm_cell.pointwise = slstm_step
+        super().__init__(sizes, stack)
         self._longest = sizes.steps
 
     def whole(self, x: Tensor) -> Tensor:
