@@ -651,8 +651,16 @@ def test_inputs_that_are_not_contiguous(backend: str) -> None:
     assert_close(layer(x[:, :1].expand(-1, 5, -1))[0][:, 3], layer(x[:, :1])[0][:, 0])
 
 
-def test_flatten_parameters_is_there() -> None:
-    make_layer("lstm", 3, 4).flatten_parameters()
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}])
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_code_for_torchs_layers_asks_of_them(cell: str, options: dict[str, Any]) -> None:
+    ours, theirs = make_layer(cell, 3, 4, **options), make_torch(cell, 3, 4, **options)
+    ours.flatten_parameters()
+    assert (ours.mode, ours.proj_size) == (theirs.mode, theirs.proj_size)
+    assert ours._all_weights == theirs._all_weights
+    parameters = dict(ours.named_parameters())
+    for names, weights in zip(ours._all_weights, ours.all_weights, strict=True):
+        assert all(parameters[name] is weight for name, weight in zip(names, weights, strict=True))
 
 
 def test_numpy_integers_are_whole_numbers_too() -> None:

@@ -34,8 +34,9 @@ _SCORER_PARAMETERS = {"w_memory": "attn_w_memory", "w_query": "attn_w_query", "b
 """Names of a scorer's parameters: in `ScorerWeights` and in the layer."""
 USUAL_STATES = 1e3
 """Hidden states that leave [-USUAL_STATES, USUAL_STATES] in training are warned about."""
+_CELL_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _PARAMETERS = (
-    *("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
+    *_CELL_PARAMETERS,
     *_SCORER_PARAMETERS.values(),
     *("incorporate_weight", "incorporate_bias"),
     *("norm_ih", "norm_hh", "norm_c_weight", "norm_c_bias"),
@@ -298,9 +299,8 @@ class SABLayer(torch_private.Explaining, Generic[StateT]):
         the scorer `cosine`'s v; those of the incorporation as it defines (`concat` starts as `add`); the gains of layer
         norm are 1, its bias 0."""
         bound, config = 1 / math.sqrt(self.hidden_size), self.config
-        is_cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith(is_cells):
+            if name.startswith(_CELL_PARAMETERS):
                 nn.init.uniform_(parameter, -bound, bound)
             elif name.startswith("norm_"):
                 nn.init.constant_(parameter, 0.0 if name.startswith("norm_c_bias") else 1.0)
@@ -322,8 +322,27 @@ class SABLayer(torch_private.Explaining, Generic[StateT]):
                 if incorporation.set_share is not None and config.initial_gate is not None:
                     incorporation.set_share(weight, bias, config.initial_gate)
 
+    # What code that was written for `torch.nn`'s layers asks of them.
+
+    proj_size = 0
+
+    @property
+    def mode(self) -> str:
+        """The cell as `torch.nn` calls it: `LSTM`, `GRU`, `RNN_TANH` or `RNN_RELU`."""
+        return self.cell.upper()
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """The cell's parameters of each layer and direction, without those of the memory."""
+        return [[getattr(self, name) for name in names] for names in self._all_weights]
+
+    @property
+    def _all_weights(self) -> list[list[str]]:
+        """Their names: code that starts the forget gate's bias at 1 looks here."""
+        return [[name for name in names[: len(_CELL_PARAMETERS)] if name is not None] for names in self._names]
+
     def flatten_parameters(self) -> None:
-        """Does nothing; here so that code written for `torch.nn`'s layers runs unchanged."""
+        """Does nothing: there is nothing to flatten."""
 
     @overload
     def forward(
