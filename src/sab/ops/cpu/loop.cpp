@@ -604,13 +604,10 @@ template <typename T> class Pass {
         for (int64_t i = k; i < a.k_top; i++) weights[i] = 0, selected[i] = -1;
         Weighed<T> s{weights, k, a.dense ? scores : nullptr, used, of_step(a.norms, t, row, 1)};
         visit(Weightings{}, a.weighting, [&](auto weighting) { weighting.forward(s); });
-        memset(summary, 0, n * sizeof(T));
         if (a.dense)
-            for (int64_t i = 0; i < used; i++)
-                add_scaled(summary, scores[i], microstate(row, slot_of(i)), n);
+            sum_scaled(summary, scores, [&](int64_t i) { return microstate(row, slot_of(i)); }, used, n);
         else
-            for (int64_t i = 0; i < k; i++)
-                add_scaled(summary, weights[i], microstate(row, selected[i]), n);
+            sum_scaled(summary, weights, [&](int64_t i) { return microstate(row, selected[i]); }, k, n);
     }
 
     void read_backward(int64_t t, int64_t row, int64_t used, T *dh_hat) {

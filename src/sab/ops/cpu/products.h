@@ -78,8 +78,13 @@ void pack(const T *b, int64_t stride, int64_t k_size, int64_t n_size, bool trans
         int64_t used = std::min(columns, n_size - first), width = (used + lanes - 1) / lanes * lanes;
         if (used < width) std::fill(packed, packed + width * k_size, T(0));
         if (!transposed) {
-            for (int64_t k = 0; k < k_size; k++)
-                memcpy(packed + k * width, b + k * stride + first, used * sizeof(T));
+            for (int64_t k = 0; k < k_size; k++) {
+                const T *from = b + k * stride + first;
+                if (used == columns)
+                    memcpy(packed + k * width, from, columns * sizeof(T));  // of a size that is known
+                else
+                    memcpy(packed + k * width, from, used * sizeof(T));
+            }
             continue;
         }
         for (int64_t j = 0; j < used; j += lanes)
@@ -298,6 +303,31 @@ template <typename T, int count> typename Panel<T>::Vector sums_of(typename Pane
             vectors[i] = shuffled(vectors[2 * i], vectors[2 * i + 1], alternate<0>(Lanes<T>{})) +
                          shuffled(vectors[2 * i], vectors[2 * i + 1], alternate<1>(Lanes<T>{}));
         return sums_of<T, count / 2>(vectors);
+    }
+}
+
+// out = the sum of `count` vectors times their factors: a few lanes at a time, which stay in registers.
+template <typename T, typename Row>
+void sum_scaled(T *out, const T *factors, const Row &row, int64_t count, int64_t size) {
+    using Vector = typename Panel<T>::Vector;
+    constexpr int64_t lanes = Panel<T>::LANES, vectors = 4;
+    int64_t j = 0;
+    for (; j + vectors * lanes <= size; j += vectors * lanes) {
+        Vector sums[vectors] = {};
+        for (int64_t i = 0; i < count; i++) {
+            const Vector *some = reinterpret_cast<const Vector *>(row(i) + j);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sums[v] += factors[i] * some[v];
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) reinterpret_cast<Vector *>(out + j)[v] = sums[v];
+    }
+    if (j == size) return;
+    std::fill(out + j, out + size, T(0));
+    for (int64_t i = 0; i < count; i++) {
+        const T *some = row(i);
+#pragma omp simd
+        for (int64_t rest = j; rest < size; rest++) out[rest] += factors[i] * some[rest];
     }
 }
 

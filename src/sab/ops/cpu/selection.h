@@ -5,7 +5,12 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "blocks.h"
 #include "products.h"
@@ -42,7 +47,7 @@ class Candidates {
     // k_top-th of the highest ones of 16 groups. If there are few, it takes all. Returns false where this does not work:
     // more than half are candidates, there are fewer groups than k_top, or not all scores are finite.
     template <typename T> bool find(const T *scores, int64_t total, int64_t k_top, T slack) {
-        if (static_cast<int64_t>(slots.size()) < total + 8) slots.resize(2 * total + 8), flags.resize(2 * total + 8);
+        if (static_cast<int64_t>(slots.size()) < total + 16) slots.resize(2 * total + 16), flags.resize(2 * total + 16);
         using Vector = typename Panel<T>::Vector;
         constexpr int64_t lanes = Panel<T>::LANES, vectors = GROUPS / lanes;
         bool takes_all = total <= 2 * GROUPS;
@@ -76,6 +81,9 @@ class Candidates {
         rank<T, GROUPS>(highest, GROUPS, ranks);
         for (int64_t j = 0; j < GROUPS; j++)
             if (ranks[j] == k_top - 1) least = highest[j] - slack;
+#if defined(__AVX512F__)
+        if constexpr (std::is_same_v<T, float>) return list(scores, total, least);
+#endif
         uint8_t *is_high = flags.data();
 #pragma omp simd
         for (int64_t slot = 0; slot < total; slot++) is_high[slot] = scores[slot] >= least;
@@ -112,6 +120,24 @@ class Candidates {
 
   private:
     std::vector<uint8_t> flags;
+
+#if defined(__AVX512F__)
+    // Takes the slots of all scores from `least` on, 16 at a time. Returns false if more than half are.
+    bool list(const float *scores, int64_t total, float least) {
+        const __m512i first = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        for (int64_t slot = 0; slot < total; slot += 16) {
+            __mmask16 there = _cvtu32_mask16(total - slot >= 16 ? 0xffff : (1u << (total - slot)) - 1);
+            __m512 some = _mm512_maskz_loadu_ps(there, scores + slot);
+            __mmask16 high = _mm512_mask_cmp_ps_mask(there, some, _mm512_set1_ps(least), _CMP_GE_OQ);
+            if (high == 0) continue;
+            if (count > total / 2) return false;
+            __m512i numbers = _mm512_add_epi32(first, _mm512_set1_epi32(static_cast<int>(slot)));
+            _mm512_storeu_si512(&slots[count], _mm512_maskz_compress_epi32(high, numbers));
+            count += __builtin_popcount(high);
+        }
+        return true;
+    }
+#endif
 
     // How many of `total` numbers come before each: those that are higher, and those that are equal and older. The
     // numbers have room for `room`.

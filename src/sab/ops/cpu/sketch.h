@@ -12,7 +12,13 @@
 
 #include "products.h"
 
-// Its codes, in blocks of KEYS keys, [block, pair of entries, key], the scales of the keys and the facts lie where they are given.
+#if defined(__AVX512VNNI__)
+#define SAB_BYTES  // one instruction multiplies 64 bytes with 64 others and adds up every four products
+#include <immintrin.h>
+#endif
+
+// Its codes, in blocks of KEYS keys, [block, pair of entries, key], the scales of the keys and the facts lie where they are
+// given. Where the processor multiplies bytes, a block is [four entries, key].
 template <typename T> class Sketch {
   public:
     static constexpr int64_t KEYS = 64, CHUNK = 16;
@@ -25,7 +31,7 @@ template <typename T> class Sketch {
         float chunk = 0;                 // the longest piece of CHUNK entries of a key's codes
     };
 
-    static int64_t pairs(int64_t d) { return (d + 1) / 2; }  // of a key's entries; the last one may lack its second
+    static int64_t pairs(int64_t d) { return (d + 3) / 4 * 2; }  // of a key's entries, and of others up to a multiple of 4
 
     Sketch(uint16_t *codes, float *scales, Facts *facts, int64_t d) : codes(codes), scales(scales), facts(facts), d(d) {}
 
@@ -39,11 +45,11 @@ template <typename T> class Sketch {
         }
         bool is_finite = square < 1e30f;
         float scale = is_finite ? largest / 127 : 0.0f, inverse = scale > 1e-30f ? 1 / scale : 0.0f;
-        uint16_t *to = codes + slot / KEYS * KEYS * pairs(d) + slot % KEYS;
+        uint16_t *block = codes + slot / KEYS * KEYS * pairs(d);
         scales[slot] = scale;
         if (!is_finite) {
             facts->length = std::numeric_limits<float>::infinity();
-            for (int64_t pair = 0; pair < pairs(d); pair++) to[pair * KEYS] = 128;
+            for (int64_t j = 0; j < d; j++) put(block, slot % KEYS, j, 0);
             return;
         }
         for (int64_t from = 0; from < d; from += CHUNK) {
@@ -51,8 +57,7 @@ template <typename T> class Sketch {
             for (int64_t j = from; j < std::min(from + CHUNK, d); j++) {
                 float code = std::min(std::max(std::nearbyint(static_cast<float>(key[j]) * inverse), -127.0f), 127.0f);
                 float rest = static_cast<float>(key[j] - T(code * scale));
-                uint16_t &pair = to[j / 2 * KEYS];
-                pair = static_cast<uint16_t>(j % 2 == 0 ? int(code) + 128 : pair + 256 * int(code));
+                put(block, slot % KEYS, j, static_cast<int>(code));
                 residual += rest * rest;
                 chunk += code * code;
             }
@@ -65,27 +70,31 @@ template <typename T> class Sketch {
     // Makes the rough scores of the slots up to `end`, in blocks from that of `begin` on, and returns by how much one may be
     // wrong: more than any number where keys or query are not finite, or too small to tell. `out` has room for whole blocks.
     float score(const T *query, int64_t begin, int64_t end, float *out) const {
-        uint16_t query_codes[LARGEST + 1] = {};
-        float largest_chunk = 0, square = 0;
+        QueryCode query_codes[LARGEST + 3] = {};
+        float largest_chunk = 0, largest = 0, square = 0;
         for (int64_t from = 0; from < d; from += CHUNK) {
             float chunk = 0;
             int64_t end = std::min(from + CHUNK, d);
-#pragma omp simd reduction(+ : chunk)
-            for (int64_t j = from; j < end; j++) chunk += static_cast<float>(query[j] * query[j]);
+#pragma omp simd reduction(+ : chunk) reduction(max : largest)
+            for (int64_t j = from; j < end; j++) {
+                chunk += static_cast<float>(query[j] * query[j]);
+                largest = std::max(largest, std::abs(static_cast<float>(query[j])));
+            }
             square += chunk;
             largest_chunk = std::max(largest_chunk, chunk);
         }
-        // The sum of a chunk's products has 16 bits and must not overflow. Rounding adds at most sqrt(CHUNK) / 2 to the
-        // length of a chunk of the query's codes.
+        // Of pairs, the sum of a chunk's products has 16 bits and must not overflow. Rounding adds at most sqrt(CHUNK) / 2
+        // to the length of a chunk of the query's codes.
         float longest = 32000 / std::max(facts->chunk, 1.0f) - 3, length = std::sqrt(square);
-        float scale = std::sqrt(largest_chunk) / longest, inverse = scale > 1e-30f ? 1 / scale : 0.0f, wrong = 0;
+        float scale = BYTES ? largest / 127 : std::sqrt(largest_chunk) / longest;
+        float inverse = scale > 1e-30f ? 1 / scale : 0.0f, wrong = 0;
         // Beyond these bounds squares overflow or vanish, and nothing would be known of the error.
         if (!(square < 1e30f && square > 1e-24f && facts->length > 1e-12f)) return std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(+ : wrong)
         for (int64_t j = 0; j < d; j++) {
             float code = std::nearbyint(static_cast<float>(query[j]) * inverse);
             float rest = static_cast<float>(query[j]) - code * scale;
-            query_codes[j] = static_cast<uint16_t>(static_cast<int16_t>(code));
+            query_codes[j] = static_cast<QueryCode>(static_cast<int16_t>(code));
             wrong += rest * rest;
         }
         for (int64_t first = begin / KEYS * KEYS; first < end; first += KEYS, out += KEYS) {
@@ -103,6 +112,43 @@ template <typename T> class Sketch {
     float *scales;
     Facts *facts;
     int64_t d;
+
+#if defined(SAB_BYTES)
+    static constexpr bool BYTES = true;
+    using QueryCode = int8_t;
+
+    // Writes the code of an entry of a key. It is stored 128 higher, since the instruction takes one factor without a sign.
+    static void put(uint16_t *block, int64_t key, int64_t entry, int code) {
+        reinterpret_cast<uint8_t *>(block)[(entry / 4 * KEYS + key) * 4 + entry % 4] = static_cast<uint8_t>(code + 128);
+    }
+
+    // The inner products of a block of codes with the query's.
+    void block(const uint16_t *codes, const int8_t *query, float *out) const {
+        constexpr int lanes = 16, vectors = KEYS / lanes;
+        int total = 0;
+        for (int64_t j = 0; j < d; j++) total += query[j];
+        __m512i sums[vectors];
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) sums[i] = _mm512_set1_epi32(-128 * total);
+        for (int64_t j = 0; j < d; j += 4, codes += 2 * KEYS) {
+            int four;
+            memcpy(&four, query + j, sizeof four);
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                sums[i] = _mm512_dpbusd_epi32(sums[i], _mm512_loadu_si512(codes + i * 2 * lanes), _mm512_set1_epi32(four));
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) _mm512_storeu_ps(out + i * lanes, _mm512_cvtepi32_ps(sums[i]));
+    }
+#else
+    static constexpr bool BYTES = false;
+    using QueryCode = uint16_t;
+
+    // Writes the code of an entry of a key; those of a pair are written in their order.
+    static void put(uint16_t *block, int64_t key, int64_t entry, int code) {
+        uint16_t &pair = block[entry / 2 * KEYS + key];
+        pair = static_cast<uint16_t>(entry % 2 == 0 ? code + 128 : pair + 256 * code);
+    }
 
     // The inner products of a block of codes with the query's. A pair of codes is the number x = 256 c1 + c0 + 128, so
     // q0 c0 + q1 c1 = q0 x + (q1 - 256 q0) (x >> 8) - 128 q0. All of it wraps around at 16 bits, on the way to a total
@@ -132,6 +178,7 @@ template <typename T> class Sketch {
             for (int64_t i = 0; i < KEYS; i++) out[i] += totals[i];
         }
     }
+#endif
 };
 
 // The sketches of several rows. A row's first key may be another than that of slot 0: `begin` counts those before it.

@@ -85,7 +85,7 @@ class Buffer:
             if sketched:
                 room = -(-capacity // SKETCH_BLOCK) * SKETCH_BLOCK
                 self.sketch = (
-                    new((batch, room, -(-key_size // 2)), dtype=torch.int16),
+                    new((batch, room, -(-key_size // 4) * 2), dtype=torch.int16),
                     new((batch, room), dtype=torch.float32),
                     torch.zeros((batch, 3), dtype=torch.float32, device="cpu"),
                 )
