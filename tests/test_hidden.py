@@ -90,6 +90,14 @@ def test_the_idioms_of_torch_give_what_they_give_there(
     assert_close(got, wanted, tolerance=1e-5)
 
 
+def test_detaching_in_place_is_refused_where_there_is_a_graph() -> None:
+    h = sab.SABGRU(3, 4)(torch.randn(6, 3, 3))[1]
+    with pytest.raises(TypeError, match=r"h must be detached with h = h\.detach\(\)"):
+        h.detach_()
+    detached = h.detach()
+    assert detached.detach_() is detached
+
+
 def test_one_layer_and_one_direction() -> None:
     theirs, ours = both("gru", 3, 4)
     (_, expected), (_, h) = theirs(randn(6, 3, 3)), ours(randn(6, 3, 3))

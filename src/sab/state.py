@@ -121,6 +121,12 @@ class SABHidden(Tensor):
     def detach(self) -> SABHidden:
         return self.state.detach()._hidden
 
+    def detach_(self) -> SABHidden:
+        """Torch does not detach an alias of a tensor in place, which this is."""
+        if self.requires_grad:
+            raise UserTypeError("h must be detached with h = h.detach(), and a state with state = state.detach().", "h")
+        return self
+
     @property
     def data(self) -> SABHidden:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.detach()

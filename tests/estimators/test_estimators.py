@@ -246,6 +246,7 @@ def test_training_ends_early_and_tells(capsys: pytest.CaptureFixture[str]) -> No
         ({"validation_fraction": 1}, "validation_fraction must be a finite number of at least 0 and below 1; got 1."),
         ({"dropout": 1.0}, "dropout must be a finite number of at least 0 and below 1; got 1.0."),
         ({"device": "gpu"}, "device must be auto, or a device of torch; got 'gpu'."),
+        ({"device": "cuda"}, "device must be auto or cpu on a machine without a CUDA device; got 'cuda'."),
         ({"verbose": 1}, "verbose must be True or False; got 1."),
     ],
 )
@@ -265,7 +266,7 @@ def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
         ([numpy.zeros(3), numpy.array(["a"])], [0, 1], "X[1] must be an array of numbers; got ndarray."),
         (numpy.zeros((0, 3, 1)), [], "X must have at least one series; got none."),
         (numpy.zeros((2, 3, 1)), [0, 1, 1], "y must have an entry for each of 2 series; got shape [3]."),
-        (numpy.zeros((2, 3, 1)), [1, 1], "y must have at least two classes; got one class"),
+        (numpy.zeros((2, 3, 1)), ["a", "a"], "y must have at least two classes; got one class, 'a'."),
     ],
 )
 def test_wrong_series_are_told(X: Any, y: Any, told: str) -> None:

@@ -361,6 +361,9 @@ def test_plot(trained: Path, capsys: Capture) -> None:
     assert run("plot", trained) == 0
     names = [f"{name}.{kind}" for name in ("learning_curve", "attention") for kind in ("png", "pdf", "svg")]
     assert capsys.readouterr().out.splitlines() == [f"trained/{name}" for name in names]
+    assert mistake(capsys, "plot", trained, "-o", "curve.png").startswith(
+        "--out must be a folder for several pictures; "
+    )
     assert run("plot", trained, "-o", "new/pictures") == 0
     assert sorted(path.name for path in Path("new/pictures").iterdir()) == sorted(names)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("new/pictures").glob("*.png"))
@@ -538,6 +541,8 @@ def test_nothing_is_overwritten(trained: Path, capsys: Capture) -> None:
         (["train", "copying", "--out", "nowhere", "--resume"], "--out 'nowhere' must be the folder of a run; there is"),
         (["eval", "nowhere"], "RUN 'nowhere' must be the folder of a run; there is no such folder."),
         (["plot", "."], "RUN '.' must be the folder of a run; it holds no config.json."),
+        (["plot", "credit-path"], "RUN must be the folder of a run, or KIND one of attention, credit-paths, "),
+        (["plot", "credit-paths"], "RUN must be given a value; got none."),
         (["info", "file"], "RUN 'file' must be the folder of a run; there is no such folder."),
         (["demo", "--seed", "-1"], "--seed must be a whole number of at least 0; got -1."),
         (["demo", "--out", "file"], "--out 'file' must be a folder; it is a file."),
@@ -658,6 +663,12 @@ def test_seeds_side_by_side(capsys: Capture) -> None:
     assert where == "The runs are in my runs."
     assert following == "Next: sab report 'my runs' (a page), sab plot 'my runs/seed-0' (pictures)."
     assert [Run.open(f"my runs/seed-{seed}").config.training.seed for seed in (0, 2)] == [0, 2]
+    told = mistake(capsys, *COPYING, "--seeds", "0,1,2", "--out", "my runs", "--resume")
+    assert told == (
+        "--seeds must have runs to resume; there is none of 1 in 'my runs': train them with --seeds 1, "
+        "without --resume."
+    )
+    assert run(*COPYING, "--seeds", "1", "--out", "my runs") == 0
 
 
 def test_seeds_have_a_folder_of_their_own_by_default() -> None:

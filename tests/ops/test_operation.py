@@ -533,6 +533,19 @@ def test_nothing_waits_for_the_device_or_is_copied_to_it(cell: str, monkeypatch:
     assert crossings.found == []
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("carries", [False, True])
+def test_a_second_backward_tells_what_torch_tells(recompute: bool, carries: bool) -> None:
+    """Also after a state that was carried on without `detach`."""
+    layer = sab.SABLSTM(3, 4, recompute=recompute)
+    output, state = layer(torch.randn(12, 2, 3))
+    output.sum().backward()
+    if carries:
+        output, _ = layer(torch.randn(12, 2, 3), state)
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        output.sum().backward()
+
+
 def test_what_all_rows_have_seen_is_known_as_long_as_it_holds() -> None:
     layer = make_layer("lstm", 3, 4, k_top=2)
     x = randn(5, 3, 3)

@@ -155,7 +155,9 @@ class SABClassifier(ClassifierMixin, _LabelledEstimator):
         check_classification_targets(y)
         self.classes_, found = numpy.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise UserValueError(f"y must have at least two classes; got one class, {self.classes_[0]!r}.", "y")
+            raise UserValueError(
+                f"y must have at least two classes; got one class, {self.classes_.tolist()[0]!r}.", "y"
+            )
         labels = torch.from_numpy(found)
         weight = None
         if self.class_weight is not None:

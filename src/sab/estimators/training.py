@@ -131,6 +131,11 @@ def choose_device(device: Any) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise UserValueError(f"device must be auto, or a device of torch; got {device!r}.", "device") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UserValueError(
+            f"device must be auto or cpu on a machine without a CUDA device; got {device!r}.", "device"
+        )
+    return chosen

@@ -9,6 +9,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import sab_cli
 from sab import __version__
@@ -110,6 +111,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
     words = [word for word in rest[:2] if not word.startswith("-")]
     if name == "plot" and len(words) == 2 and rest[0] not in pictures.PLOTS:  # a single word is a run
         raise UserValueError(not_a_choice("KIND", pictures.PLOTS, repr(rest[0])))
+    if name == "plot" and len(words) == 1 and rest[0] not in pictures.PLOTS and not Path(words[0]).exists():
+        kinds = ", ".join(pictures.PLOTS)
+        raise UserValueError(f"RUN must be the folder of a run, or KIND one of {kinds}; got {words[0]!r}.")
     if name == "plot" and rest and rest[0] in pictures.PLOTS:  # the run in a folder of this name is ./bench
         command, called, rest = pictures.PLOTS[rest[0]], f"sab plot {rest[0]}", rest[1:]
     if name == "reproduce" and rest and rest[0] in experiments.TABLES:

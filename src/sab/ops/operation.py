@@ -286,9 +286,11 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        outside, given, parameters, saved = _remembered(
+            ctx, gradients
+        )  # torch's error where a backward has run through
         if ctx.is_used_up:
             raise RuntimeError("an earlier backward stopped half-way and used up what was saved: run forward again.")
-        outside, given, parameters, saved = _remembered(ctx, gradients)
         needs = ctx.needs_input_grad[2:]
         if torch_private.are_transforms_active() or torch_private.are_batched(gradients):
             found = _transformed_backward(ctx.options, needs, outside, (*given, *parameters, *saved))

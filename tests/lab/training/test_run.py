@@ -66,11 +66,11 @@ def test_a_configuration_is_stored_as_it_always_was() -> None:
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path, config: RunConfig, run_training: Train) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match=r"^out '.*' already holds files; resume it .* or choose another folder"):
+    with pytest.raises(ValueError, match=r"^out '.*' already holds files, and no run; choose another folder"):
         run_training(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     Run.create(tmp_path / "run", config)
-    with pytest.raises(ValueError, match=r"^out '.*' already holds a run; resume it"):
+    with pytest.raises(ValueError, match=r"^out '.*' already holds a run; resume it .* or choose another folder"):
         run_training(tmp_path / "run")
 
 

@@ -140,7 +140,7 @@ def _sentence(box: str) -> str:
     if unknown:
         first = unknown[1].split(", ")[0].partition("=")[0]
         return sentences.not_an_option(first, [meant[1]] if meant else [])
-    missing = re.search(r"Missing (?:from [\w ]+: |value for argument ')([\w-]+)", text)
+    missing = re.search(r"Missing (?:from [\w -]+: |value for argument ')([\w-]+)", text)
     if missing:
         return sentences.no_value(missing[1])
     return re.sub(r" ?─+ ?", " ", text).rstrip(".") + "."

@@ -32,6 +32,10 @@ def plot(run: RunFolder, out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"
 
     opened = Run.open(run)
     folder = run if out is None else out
+    if folder.suffix.removeprefix(".") in figures.FORMATS:
+        raise UserValueError(
+            f"out must be a folder for several pictures; got {str(folder)!r}: `sab plot KIND` draws one.", "out"
+        )
     drawn = {"learning_curve.png": figures.learning_curve({opened.config.model.method: opened})}
     if opened.config.task.steps <= opened.config.model.memory.k_att:
         print("No attention map: the sequences are not longer than k_att, so there is nothing to attend to.")

@@ -76,6 +76,13 @@ def train(arguments: Sequence[str]) -> int:
     if seeds is not None and any(re.match(r"--seed(=|$)", argument) for argument in rest):
         raise UserValueError("seeds must not be given together with --seed; got both.", "seeds")
     if options.resume:
+        left = [seed for seed in seeds or [] if not seed_folder(options.folder, seed).exists()]
+        if left and len(left) < len(seeds or []):
+            raise UserValueError(
+                f"seeds must have runs to resume; there is none of {', '.join(map(str, left))} in "
+                f"{str(options.folder)!r}: train them with --seeds {','.join(map(str, left))}, without --resume.",
+                "seeds",
+            )
         first = options.folder if seeds is None else seed_folder(options.folder, seeds[0])
         stored = Run.open(first, "out").config
         if name != stored.task.name:

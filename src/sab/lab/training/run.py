@@ -235,12 +235,10 @@ class Run:
             config = path / "config.json"
             left_by_a_crash = {lock.NAME, temporary_of(config).name}
             if path.is_dir() and any(one.name not in left_by_a_crash for one in path.iterdir()):
-                holds = "a run" if config.exists() else "files"
-                raise UserValueError(
-                    f"out {str(path)!r} already holds {holds}; resume it (--resume, or resume=True from Python) "
-                    "or choose another folder.",
-                    "out",
-                )
+                holds = "files, and no run;"
+                if config.exists():
+                    holds = "a run; resume it (--resume, or resume=True from Python) or"
+                raise UserValueError(f"out {str(path)!r} already holds {holds} choose another folder.", "out")
 
     @classmethod
     def open(cls, path: Path | str, option: str = "run") -> Run:
