@@ -18,7 +18,7 @@ from torch import Tensor
 from sab import torch_private
 from sab.config import SABConfig
 from sab.errors import SlowBackendWarning, UserValueError
-from sab.ops import recompute, reference
+from sab.ops import ragged, recompute, reference
 from sab.ops.cpu import engine as cpu
 from sab.ops.cpu import loader
 from sab.ops.engines import engine_named
@@ -103,6 +103,13 @@ def recurrence(
 
     None for a state is a fresh one: zeros and an empty memory.
     """
+    groups = _groups(x, state, weights, cell_name, config)
+    if groups is not None:
+
+        def run_group(x: Tensor, lengths: Tensor | None, state: LayerState, weights: LayerWeights) -> LayerResult:
+            return recurrence(x, lengths, state, weights, cell_name, config)
+
+        return ragged.run(run_group, groups, x, lengths, weights)
     name, reason = _choose(x, state, weights, cell_name, config)
     if name == SLOW and torch.compiler.is_exporting():
         reasons = [f"{one}: {why}" for one, why in _refusals(x, state, weights, cell_name, config).items()]
@@ -133,7 +140,28 @@ def _without_rows(
 
 def choose(x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig) -> str:
     """The name of the backend that runs a call."""
+    if _groups(x, state, weights, cell_name, config) is not None:
+        state = _as_if_alike(state)
     return _choose(x, state, weights, cell_name, config)[0]
+
+
+def _groups(
+    x: Tensor, state: LayerState | None, weights: LayerWeights, cell_name: str, config: SABConfig
+) -> list[ragged.Group] | None:
+    """The rows of a state by the steps that they have seen, where a fast backend runs each group; otherwise None."""
+    if state is None or state.seen is not None or x.shape[1] == 0 or torch_private.are_transforms_active():
+        return None
+    # What is recorded must not depend on the numbers of steps; neither may a CUDA graph wait for the device.
+    is_recorded = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch_private.is_jit_tracing()
+    if is_recorded or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    name, _ = _choose(x, _as_if_alike(state), weights, cell_name, config)
+    return None if name == SLOW else ragged.split(state, x.shape[0])
+
+
+def _as_if_alike(state: LayerState | None) -> LayerState | None:
+    """A state for the choice of a backend alone, as if its rows had seen equally many steps."""
+    return None if state is None else state._replace(seen=0)
 
 
 def _choose(

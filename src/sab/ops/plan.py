@@ -142,6 +142,7 @@ def unsupported(x: Tensor, state: LayerState | None, weights: LayerWeights) -> s
         return "it has no forward-mode derivatives, which are computed now"
     if state is not None and state.seen is None:
         return (
-            "the rows of the state have seen different numbers of steps; rows that have seen as many are fast together"
+            "the rows of the state have seen different numbers of steps, too many for a call of so few; rows that have "
+            "seen as many are fast together"
         )
     return None
